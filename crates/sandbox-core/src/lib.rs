@@ -1,0 +1,37 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod backend;
+mod cancel;
+mod caps;
+mod cmd;
+mod env;
+mod error;
+mod execution;
+mod file;
+mod handle;
+mod name;
+mod path;
+pub mod policy;
+mod spec;
+mod supervise;
+
+pub use backend::Backend;
+pub use cancel::CancelToken;
+pub use caps::{Caps, Isolation, LimitCaps, SnapshotMode, Support};
+pub use cmd::{Cmd, OutputLimits, Overflow, Program, PtySize, Stdin, User};
+pub use env::Env;
+pub use error::{BoxError, CancelReason, Error, ErrorKind, PathRole, Result};
+pub use execution::{
+    Accepted, Chunk, Control, Controller, EndedBy, ExecResult, ExecStdin, Execution, ExecutionSink,
+    ExitStatus, MAX_CHUNK, OutputStream, Usage,
+};
+pub use file::{ByteStream, CapturedFile, DirEntry, DuplexStream, FileKind, FileStat, InputFile};
+pub use handle::Handle;
+pub use name::{ContainerName, ImageRef, SandboxId, SnapshotRef};
+pub use path::SandboxPath;
+pub use spec::{
+    Bind, ComposeSource, ContainerSpec, ImageSource, Keepalive, Lifetime, Limits, NetworkMode,
+    Pull, RootFs, Source,
+};
+pub use supervise::{Exit, Process, supervise};
