@@ -117,7 +117,10 @@ pub enum FileKind {
 /// assert_eq!(stream.collect(1024).await?, "hello");
 /// # Ok::<(), sandbox_core::Error>(()) }).unwrap();
 /// ```
-pub struct ByteStream(Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>);
+pub struct ByteStream {
+    chunks: Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>,
+    ended: bool,
+}
 
 impl ByteStream {
     /// Wraps any stream of chunks.
@@ -127,7 +130,10 @@ impl ByteStream {
     /// let _ = sandbox_core::ByteStream::new(chunks);
     /// ```
     pub fn new(stream: impl Stream<Item = Result<Bytes>> + Send + 'static) -> Self {
-        ByteStream(Box::pin(stream))
+        ByteStream {
+            chunks: Box::pin(stream),
+            ended: false,
+        }
     }
 
     /// A stream of bytes that are there already.
@@ -157,7 +163,7 @@ impl ByteStream {
         )
     }
 
-    /// The next chunk; `None` at the end. Safe to cancel.
+    /// The next chunk; `None` at the end, and ever after. Safe to cancel.
     ///
     /// # Errors
     /// Whatever the transfer met; nothing follows an error.
@@ -170,7 +176,7 @@ impl ByteStream {
     /// # Ok::<(), sandbox_core::Error>(()) }).unwrap();
     /// ```
     pub async fn next(&mut self) -> Option<Result<Bytes>> {
-        std::future::poll_fn(|context| self.0.as_mut().poll_next(context)).await
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
     /// Everything, if it is at most `limit` bytes.
@@ -210,7 +216,13 @@ impl Stream for ByteStream {
     type Item = Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.as_mut().poll_next(context)
+        // Not every stream may be asked again after its end.
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let next = std::task::ready!(self.chunks.as_mut().poll_next(context));
+        self.ended = !matches!(next, Some(Ok(_)));
+        Poll::Ready(next)
     }
 }
 

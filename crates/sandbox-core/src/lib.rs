@@ -15,6 +15,7 @@ mod path;
 pub mod policy;
 mod spec;
 mod supervise;
+pub mod tree;
 
 pub use backend::Backend;
 pub use cancel::CancelToken;

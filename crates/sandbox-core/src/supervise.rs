@@ -332,7 +332,7 @@ impl Supervisor {
         tokio::select! {
             biased;
             control = self.sink.control() => Wake::Control(control),
-            () = async { match &cancel { Some(token) => token.cancelled().await, None => () } },
+            () = async { if let Some(token) = &cancel { token.cancelled().await } },
                 if cancel_pending => Wake::Cancelled,
             () = timer.as_mut(), if timeout_pending => Wake::TimedOut,
             event = event => Wake::Event(event),
