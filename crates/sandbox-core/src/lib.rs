@@ -4,6 +4,7 @@
 mod backend;
 mod cancel;
 mod caps;
+mod checked;
 mod cmd;
 mod env;
 mod error;
@@ -20,6 +21,7 @@ pub mod tree;
 pub use backend::Backend;
 pub use cancel::CancelToken;
 pub use caps::{Caps, Isolation, LimitCaps, SnapshotMode, Support};
+pub use checked::Checked;
 pub use cmd::{Cmd, OutputLimits, Overflow, Program, PtySize, Stdin, User};
 pub use env::Env;
 pub use error::{BoxError, CancelReason, Error, ErrorKind, PathRole, Result};
