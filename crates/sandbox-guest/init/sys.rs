@@ -408,6 +408,7 @@ pub(crate) struct Stat {
     pub(crate) size: u64,
     pub(crate) device: (u32, u32),
     pub(crate) special: (u32, u32),
+    pub(crate) mount: u64,
 }
 
 impl Stat {
@@ -417,10 +418,10 @@ impl Stat {
 }
 
 pub(crate) fn statx(dir: Fd, path: &CStr, flags: u32) -> Sys<Stat> {
-    const BASIC: usize = 0x7ff;
+    const BASIC_AND_MOUNT: usize = 0x17ff;
     let mut buffer = [0u64; 32];
     let arguments =
-        [dir as usize, path.as_ptr() as usize, flags as usize, BASIC, buffer.as_mut_ptr() as usize, 0];
+        [dir as usize, path.as_ptr() as usize, flags as usize, BASIC_AND_MOUNT, buffer.as_mut_ptr() as usize, 0];
     // SAFETY: the path is NUL-terminated and the buffer has the 256 bytes of the kernel's struct.
     unsafe { call(nr::STATX, arguments)? };
     let word = |at: usize| {
@@ -436,6 +437,7 @@ pub(crate) fn statx(dir: Fd, path: &CStr, flags: u32) -> Sys<Stat> {
         size: buffer[5],
         special: (word(128), word(132)),
         device: (word(136), word(140)),
+        mount: buffer[18],
     })
 }
 
@@ -872,4 +874,237 @@ pub(crate) fn accept(socket: Fd) -> Sys<OwnedFd> {
     let flags = (O_CLOEXEC | O_NONBLOCK) as usize;
     // SAFETY: no address is asked for.
     unsafe { owned(call(nr::ACCEPT4, [socket as usize, 0, 0, flags, 0, 0])) }
+}
+
+// --- set-up
+
+pub(crate) const CLONE_NEWNS: u64 = 0x0002_0000;
+pub(crate) const CLONE_NEWCGROUP: u64 = 0x0200_0000;
+pub(crate) const CLONE_NEWUTS: u64 = 0x0400_0000;
+pub(crate) const CLONE_NEWIPC: u64 = 0x0800_0000;
+pub(crate) const CLONE_NEWUSER: u64 = 0x1000_0000;
+pub(crate) const CLONE_NEWPID: u64 = 0x2000_0000;
+pub(crate) const CLONE_NEWNET: u64 = 0x4000_0000;
+pub(crate) const CLONE_PARENT: u64 = 0x8000;
+const CLONE_PIDFD: u64 = 0x1000;
+
+pub(crate) const MS_REC: usize = 0x4000;
+pub(crate) const MS_PRIVATE: usize = 0x4_0000;
+pub(crate) const MS_SLAVE: usize = 0x8_0000;
+
+pub(crate) const MOUNT_ATTR_RDONLY: u64 = 0x1;
+pub(crate) const MOUNT_ATTR_NOSUID: u64 = 0x2;
+pub(crate) const MOUNT_ATTR_NODEV: u64 = 0x4;
+pub(crate) const MOUNT_ATTR_NOEXEC: u64 = 0x8;
+pub(crate) const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
+
+/// `fork` with namespaces: the child returns 0 and goes on with a copy of this process, the parent gets the child's id and a
+/// descriptor of it. Only for a process with one thread.
+pub(crate) fn fork_into(flags: u64) -> Sys<(i32, Option<OwnedFd>)> {
+    let mut pidfd: Fd = -1;
+    let mut arguments = [0u64; 11];
+    arguments[0] = flags | CLONE_PIDFD;
+    arguments[1] = std::ptr::from_mut(&mut pidfd) as u64;
+    // With CLONE_PARENT the exit signal is the caller's own and must not be given.
+    arguments[4] = if flags & CLONE_PARENT == 0 { SIGCHLD as u64 } else { 0 };
+    // SAFETY: the array is the kernel's `clone_args` and the pidfd's place is writable; without CLONE_VM the child has its own copy
+    // of the one thread's stack and returns here like a fork.
+    let pid = unsafe {
+        call(nr::CLONE3, [arguments.as_mut_ptr() as usize, size_of_val(&arguments), 0, 0, 0, 0])?
+    };
+    Ok((pid as i32, (pid != 0).then_some(OwnedFd(pidfd))))
+}
+
+pub(crate) fn set_propagation(path: &CStr, flags: usize) -> Sys<()> {
+    // SAFETY: the path is NUL-terminated; source, type and data are not looked at.
+    unsafe { call(nr::MOUNT, [0, path.as_ptr() as usize, 0, flags, 0, 0]).map(drop) }
+}
+
+pub(crate) fn umount_detach(path: &CStr) -> Sys<()> {
+    const MNT_DETACH: usize = 2;
+    // SAFETY: the path is NUL-terminated.
+    unsafe { call(nr::UMOUNT2, [path.as_ptr() as usize, MNT_DETACH, 0, 0, 0, 0]).map(drop) }
+}
+
+pub(crate) fn pivot_root(new: &CStr, old: &CStr) -> Sys<()> {
+    // SAFETY: both paths are NUL-terminated.
+    unsafe { call(nr::PIVOT_ROOT, [new.as_ptr() as usize, old.as_ptr() as usize, 0, 0, 0, 0]).map(drop) }
+}
+
+/// Makes a file system and a detached mount of it. An option without a value is a flag.
+pub(crate) fn new_mount(kind: &CStr, options: &[(&CStr, Option<&CStr>)], attributes: u64) -> Sys<OwnedFd> {
+    const CLOEXEC: usize = 1;
+    const SET_FLAG: usize = 0;
+    const SET_STRING: usize = 1;
+    const CREATE: usize = 6;
+    // SAFETY: strings are NUL-terminated and outlive the calls; a flag has no value.
+    unsafe {
+        let context = owned(call(nr::FSOPEN, [kind.as_ptr() as usize, CLOEXEC, 0, 0, 0, 0]))?;
+        let fd = context.raw() as usize;
+        for (key, value) in options {
+            let key = key.as_ptr() as usize;
+            match value {
+                Some(value) => call(nr::FSCONFIG, [fd, SET_STRING, key, value.as_ptr() as usize, 0, 0])?,
+                None => call(nr::FSCONFIG, [fd, SET_FLAG, key, 0, 0, 0])?,
+            };
+        }
+        call(nr::FSCONFIG, [fd, CREATE, 0, 0, 0, 0])?;
+        owned(call(nr::FSMOUNT, [fd, CLOEXEC, attributes as usize, 0, 0, 0]))
+    }
+}
+
+/// A detached copy of the mounts at a path, for attaching somewhere else.
+pub(crate) fn clone_mounts(dir: Fd, path: &CStr, recursive: bool) -> Sys<OwnedFd> {
+    const OPEN_TREE_CLONE: u32 = 1;
+    let flags = OPEN_TREE_CLONE
+        | O_CLOEXEC
+        | if path.is_empty() { AT_EMPTY_PATH } else { 0 }
+        | if recursive { AT_RECURSIVE } else { 0 };
+    // SAFETY: the path is NUL-terminated.
+    unsafe { owned(call(nr::OPEN_TREE, [dir as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0])) }
+}
+
+/// Sets attributes on a mount, and with `recursive` on all below it; `map` is the user namespace of an id mapping.
+pub(crate) fn set_mount_attributes(mount: Fd, set: u64, map: Option<Fd>, recursive: bool) -> Sys<()> {
+    let attributes = [set, 0, 0, map.unwrap_or(0) as u64];
+    let flags = AT_EMPTY_PATH | if recursive { AT_RECURSIVE } else { 0 };
+    let arguments = [
+        mount as usize,
+        c"".as_ptr() as usize,
+        flags as usize,
+        attributes.as_ptr() as usize,
+        size_of_val(&attributes),
+        0,
+    ];
+    // SAFETY: the array is the kernel's `mount_attr` and outlives the call.
+    unsafe { call(nr::MOUNT_SETATTR, arguments).map(drop) }
+}
+
+/// Attaches a detached mount at what `target` names.
+pub(crate) fn attach_mount(mount: Fd, target: Fd) -> Sys<()> {
+    const BOTH_EMPTY: usize = 0x04 | 0x40;
+    let empty = c"".as_ptr() as usize;
+    // SAFETY: the empty paths are NUL-terminated.
+    unsafe {
+        call(nr::MOVE_MOUNT, [mount as usize, empty, target as usize, empty, BOTH_EMPTY, 0]).map(drop)
+    }
+}
+
+pub(crate) fn fchownat(dir: Fd, path: &CStr, uid: u32, gid: u32) -> Sys<()> {
+    let flags = (AT_SYMLINK_NOFOLLOW | if path.is_empty() { AT_EMPTY_PATH } else { 0 }) as usize;
+    let arguments = [dir as usize, path.as_ptr() as usize, uid as usize, gid as usize, flags, 0];
+    // SAFETY: the path is NUL-terminated.
+    unsafe { call(nr::FCHOWNAT, arguments).map(drop) }
+}
+
+pub(crate) fn sethostname(name: &[u8]) -> Sys<()> {
+    // SAFETY: the name is readable for its length.
+    unsafe { call(nr::SETHOSTNAME, [name.as_ptr() as usize, name.len(), 0, 0, 0, 0]).map(drop) }
+}
+
+/// Leaves the session keyring that was inherited for a new, empty one.
+pub(crate) fn new_session_keyring() -> Sys<()> {
+    const KEYCTL_JOIN_SESSION_KEYRING: usize = 1;
+    // SAFETY: no name is given.
+    unsafe { call(nr::KEYCTL, [KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0, 0]).map(drop) }
+}
+
+pub(crate) fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Sys<()> {
+    let limit = [soft, hard];
+    // SAFETY: the array is the kernel's struct; the old limit is not asked for.
+    unsafe { call(nr::PRLIMIT64, [0, resource as usize, limit.as_ptr() as usize, 0, 0, 0]).map(drop) }
+}
+
+pub(crate) fn get_rlimit(resource: u32) -> Sys<(u64, u64)> {
+    let mut limit = [0u64; 2];
+    // SAFETY: the array is the kernel's struct; no new limit is set.
+    unsafe { call(nr::PRLIMIT64, [0, resource as usize, 0, limit.as_mut_ptr() as usize, 0, 0])? };
+    Ok((limit[0], limit[1]))
+}
+
+/// Sets the effective and permitted capabilities to `keep`, the inheritable ones to none.
+pub(crate) fn set_capabilities(keep: u64) -> Sys<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    let (low, high) = (keep as u32, (keep >> 32) as u32);
+    let data = [low, low, 0, high, high, 0];
+    // SAFETY: both arrays are the kernel's structs of that version.
+    unsafe { call(nr::CAPSET, [header.as_ptr() as usize, data.as_ptr() as usize, 0, 0, 0, 0]).map(drop) }
+}
+
+/// Installs a system call filter; the program is the kernel's 8-byte instructions one after the other.
+pub(crate) fn install_filter(program: &[u8]) -> Sys<()> {
+    const SECCOMP_SET_MODE_FILTER: usize = 1;
+    let instructions: Vec<u64> = program
+        .chunks_exact(8)
+        .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap_or_default()))
+        .collect();
+    if instructions.is_empty() || instructions.len() > 4096 || program.len() % 8 != 0 {
+        return Err(EINVAL);
+    }
+    let description = [instructions.len(), instructions.as_ptr() as usize];
+    // SAFETY: the array has the layout of `sock_fprog` (a 16-bit count, padding, a pointer), little-endian as both architectures
+    // are here, and the instructions outlive the call.
+    unsafe {
+        call(nr::SECCOMP, [SECCOMP_SET_MODE_FILTER, 0, description.as_ptr() as usize, 0, 0, 0]).map(drop)
+    }
+}
+
+/// The version of Landlock, 0 if the kernel has none or it is switched off.
+pub(crate) fn landlock_version() -> u32 {
+    const VERSION: usize = 1;
+    // SAFETY: with this flag no struct is read.
+    unsafe { call(nr::LANDLOCK_CREATE_RULESET, [0, 0, VERSION, 0, 0, 0]).unwrap_or(0) as u32 }
+}
+
+/// Confines this thread and its children to what is below `root`, with the given handled file accesses and scopes.
+pub(crate) fn landlock_confine(root: Fd, accesses: u64, scopes: u64) -> Sys<()> {
+    const PATH_BENEATH: usize = 1;
+    let attributes = [accesses, 0, scopes];
+    // Older kernels take the first field only, and refuse a longer struct unless its rest is zero.
+    // SAFETY: the arrays are the kernel's structs and outlive the calls; `path_beneath` is packed: 8 and 4 bytes.
+    unsafe {
+        let arguments = [attributes.as_ptr() as usize, size_of_val(&attributes), 0, 0, 0, 0];
+        let ruleset = owned(call(nr::LANDLOCK_CREATE_RULESET, arguments))?;
+        let rule = [accesses, u64::from(root as u32)];
+        call(
+            nr::LANDLOCK_ADD_RULE,
+            [ruleset.raw() as usize, PATH_BENEATH, rule.as_ptr() as usize, 0, 0, 0],
+        )?;
+        call(nr::LANDLOCK_RESTRICT_SELF, [ruleset.raw() as usize, 0, 0, 0, 0, 0]).map(drop)
+    }
+}
+
+/// Whether the other end of a stream socket is closed.
+pub(crate) fn peer_is_gone(socket: Fd) -> bool {
+    const POLLRDHUP: u64 = 0x2000;
+    let mut poll = u64::from(socket as u32) | POLLRDHUP << 32;
+    let now = [0u64; 2];
+    let arguments = [std::ptr::from_mut(&mut poll) as usize, 1, now.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: one `pollfd` and the time are readable, the `pollfd` writable.
+    unsafe { call(nr::PPOLL, arguments) != Ok(0) }
+}
+
+/// The magic number of the file system that a descriptor is on.
+pub(crate) fn filesystem_magic(fd: Fd) -> Sys<u64> {
+    let mut buffer = [0u64; 15];
+    // SAFETY: the buffer has the 120 bytes of the kernel's struct.
+    unsafe { call(nr::FSTATFS, [fd as usize, buffer.as_mut_ptr() as usize, 0, 0, 0, 0])? };
+    Ok(buffer[0])
+}
+
+/// Waits, at most `milliseconds`.
+pub(crate) fn sleep_ms(milliseconds: u64) {
+    let time = [milliseconds / 1000, milliseconds % 1000 * 1_000_000];
+    // SAFETY: no descriptors, the time is readable.
+    let _ = unsafe { raw(nr::PPOLL, [0, 0, time.as_ptr() as usize, 0, 0, 0]) };
+}
+
+/// Two connected stream sockets.
+pub(crate) fn socket_pair() -> Sys<(OwnedFd, OwnedFd)> {
+    let mut ends = [0i32; 2];
+    let kind = SOCK_STREAM | O_CLOEXEC as usize;
+    // SAFETY: the array has room for the two descriptors.
+    unsafe { call(nr::SOCKETPAIR, [AF_UNIX, kind, 0, ends.as_mut_ptr() as usize, 0, 0])? };
+    Ok((OwnedFd(ends[0]), OwnedFd(ends[1])))
 }
