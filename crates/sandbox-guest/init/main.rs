@@ -1,0 +1,30 @@
+//! `sandbox-init`: the program inside a sandbox.
+//!
+//! - `sandbox-init box`: sets up an isolated sandbox as the message on descriptor 0 says, then serves it as its PID 1.
+//! - `sandbox-init serve`: serves the place it was started in, over the socket on descriptor 0, or over descriptors 0 and 1.
+//! - `sandbox-init janitor`: removes what sandboxes of a host process left behind, once that process is gone.
+
+mod exec;
+mod files;
+mod monitor;
+mod server;
+mod setup;
+mod streams;
+mod sys;
+mod tree;
+mod users;
+#[path = "../src/wire/mod.rs"]
+mod wire;
+
+fn main() {
+    let mode = std::env::args_os().nth(1).unwrap_or_default();
+    match mode.to_str() {
+        Some("box") => setup::run(),
+        Some("janitor") => setup::janitor::run(),
+        Some("serve") => server::serve(),
+        _ => {
+            eprintln!("sandbox-init: started by the sandbox libraries only; see its documentation");
+            sys::exit(2);
+        }
+    }
+}
