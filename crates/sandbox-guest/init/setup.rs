@@ -112,7 +112,10 @@ fn set_up() -> Step<server::Config> {
     let steps = Steps { setup: &setup };
     steps.run("message", || Ok(()))?;
     if descriptors.len() != 1 + usize::from(setup.listener) + setup.cgroups as usize {
-        return Err(message(sys::EINVAL, "the host sent other descriptors than it said"));
+        return Err(message(
+            sys::EINVAL,
+            "the host sent other descriptors than it said",
+        ));
     }
     let session = descriptors.remove(0);
     let listener = setup.listener.then(|| descriptors.remove(0));
@@ -197,8 +200,6 @@ fn namespaces(setup: &Setup) -> u64 {
 
 /// What stage 1 tells process 1, a byte each: a bind source with its descriptor …
 const TREE: u8 = b't';
-/// … with a descriptor whose owners could not be mapped …
-const PLAIN_TREE: u8 = b'p';
 /// … one that is absent and may be …
 const ABSENT: u8 = b'-';
 /// … and that process 1 may go on.
@@ -272,12 +273,11 @@ fn process_one(
         // Changing credentials cleared it.
         steps.run("supervision", || die_with_parent(control.raw()))?;
     }
-    let built = root::build(steps, session, trees)?;
+    let bash = root::build(steps, session, trees)?;
     confine::give_up(steps)?;
     reply(&Reply::Ready {
         landlock: confine::landlock_in_force(setup),
-        bash: built.bash,
-        owners: built.owners,
+        bash,
     });
     Ok(server::Config {
         control: control.into_raw(),
@@ -316,5 +316,7 @@ fn become_root(setup: &Setup) -> Result<(), (Errno, String)> {
     sys::setresgid(0).about("setresgid")?;
     sys::setresuid(0).about("setresuid")?;
     // Changing ids may have made it dumpable again, by the host's sysctl.
-    sys::prctl(sys::PR_SET_DUMPABLE, 0).about("PR_SET_DUMPABLE").map(drop)
+    sys::prctl(sys::PR_SET_DUMPABLE, 0)
+        .about("PR_SET_DUMPABLE")
+        .map(drop)
 }

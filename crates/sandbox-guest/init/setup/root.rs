@@ -5,23 +5,18 @@
 
 use std::ffi::CStr;
 
-use super::mounts::{self, Tree, Trees};
+use super::mounts::{self, Trees};
 use super::{About, Step, Steps, c_string, shown};
 use crate::sys::{self, Errno, Fd, OwnedFd, Sys};
 use crate::users;
 use crate::wire::message::UserSpec;
-use crate::wire::setup::{Base, Ids, Setup, Upper};
-
-/// What the finished root is like.
-pub(super) struct Built {
-    pub(super) bash: bool,
-    pub(super) owners: bool,
-}
+use crate::wire::setup::{Base, Ids, Mount, Setup, Upper};
 
 const SAFE: u64 = sys::MOUNT_ATTR_NOSUID | sys::MOUNT_ATTR_NODEV;
 const INERT: u64 = SAFE | sys::MOUNT_ATTR_NOEXEC;
 
-pub(super) fn build(steps: &Steps<'_>, session: &OwnedFd, trees: Trees) -> Step<Built> {
+/// Says whether the root has a bash.
+pub(super) fn build(steps: &Steps<'_>, session: &OwnedFd, trees: Trees) -> Step<bool> {
     let setup = steps.setup;
     let trees = steps.run("mount namespace", || {
         // Private, so that neither what is mounted here nor the end of the old root gets to the host.
@@ -33,7 +28,6 @@ pub(super) fn build(steps: &Steps<'_>, session: &OwnedFd, trees: Trees) -> Step<
             Ids::Range { .. } => Ok(trees),
         }
     })?;
-    let owners = trees.mounts.iter().flatten().all(|tree| tree.owners);
     let devices = steps.run("scratch file system", || {
         mount_scratch(setup)?;
         open_devices()
@@ -46,18 +40,16 @@ pub(super) fn build(steps: &Steps<'_>, session: &OwnedFd, trees: Trees) -> Step<
         .mounts
         .iter()
         .zip(trees.mounts)
-        .partition::<Vec<_>, _>(|(mount, _)| mount.optional);
+        .partition::<Vec<_>, _>(|(mount, _)| mount.system);
     let (system, binds) = system;
-    let attach_all = |pairs: Vec<(&crate::wire::setup::Mount, Option<Tree>)>| {
+    let attach_all = |pairs: Vec<(&Mount, Option<OwnedFd>)>| {
         for (mount, tree) in pairs {
             let Some(tree) = tree else { continue };
             mounts::restrict(&tree, mount).about(shown(&mount.source))?;
-            let kind = sys::fstat(tree.mount.raw())
-                .about(shown(&mount.source))?
-                .kind();
+            let kind = sys::fstat(tree.raw()).about(shown(&mount.source))?.kind();
             let point = mount_point(root, &mount.target, kind == sys::S_IFDIR)
                 .about(format!("making {} in the sandbox", shown(&mount.target)))?;
-            sys::attach_mount(tree.mount.raw(), point.raw()).about(shown(&mount.target))?;
+            sys::attach_mount(tree.raw(), point.raw()).about(shown(&mount.target))?;
         }
         Ok(())
     };
@@ -71,8 +63,7 @@ pub(super) fn build(steps: &Steps<'_>, session: &OwnedFd, trees: Trees) -> Step<
     steps.run("binds", || attach_all(binds))?;
     steps.run("pivot", || pivot(root))?;
     steps.run("workdir", || make_workdir(root, setup))?;
-    let bash = sys::openat(root, c"bin/bash", sys::O_PATH, 0).is_ok();
-    Ok(Built { bash, owners })
+    Ok(sys::openat(root, c"bin/bash", sys::O_PATH, 0).is_ok())
 }
 
 /// A file system in memory for mount points, and for the upper layer if it is kept in memory. Each sandbox mounts its own over the
@@ -136,16 +127,14 @@ fn open_devices() -> Result<Vec<OwnedFd>, (Errno, String)> {
     Ok(devices)
 }
 
-fn prepare_base(tree: Option<Tree>) -> Result<(), (Errno, String)> {
+fn prepare_base(tree: Option<OwnedFd>) -> Result<(), (Errno, String)> {
     let Some(tree) = tree else { return Ok(()) };
-    let kind = sys::fstat(tree.mount.raw())
-        .about("the root directory")?
-        .kind();
+    let kind = sys::fstat(tree.raw()).about("the root directory")?.kind();
     if kind != sys::S_IFDIR {
         return Err((sys::ENOTDIR, "the root directory".into()));
     }
     let point = directory(sys::AT_FDCWD, c"mnt/lower").about("a mount point")?;
-    sys::attach_mount(tree.mount.raw(), point.raw()).about("the root directory")
+    sys::attach_mount(tree.raw(), point.raw()).about("the root directory")
 }
 
 fn mount_overlay(setup: &Setup) -> Result<OwnedFd, (Errno, String)> {

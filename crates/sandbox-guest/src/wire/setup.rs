@@ -78,8 +78,9 @@ pub struct Mount {
     pub target: Vec<u8>,
     /// Whether the sandbox may change it.
     pub writable: bool,
-    /// Whether its absence on the host is no error.
-    pub optional: bool,
+    /// Whether it is one of the host's system directories: it may be absent, and the sandbox's root sees of it what any user of the
+    /// host may read. Of the caller's own binds it sees what their owners see.
+    pub system: bool,
 }
 
 /// A resource limit, by the kernel's number.
@@ -139,8 +140,6 @@ pub enum Reply {
         landlock: u32,
         /// Whether `/bin/bash` is in the root file system.
         bash: bool,
-        /// Whether owners of the base show as they are on disk, which needs id-mapped mounts where `Ids::Range`.
-        owners: bool,
     },
     /// A step failed; nothing foreign has run and nothing will.
     Failed {
@@ -173,7 +172,7 @@ impl Setup {
         for mount in &self.mounts {
             e.bytes(&mount.source).bytes(&mount.target);
             flag(&mut e, mount.writable);
-            flag(&mut e, mount.optional);
+            flag(&mut e, mount.system);
         }
         e.bytes(&self.workdir);
         flag(&mut e, self.user.is_some());
@@ -233,7 +232,7 @@ impl Setup {
                     source: d.bytes()?.to_vec(),
                     target: d.bytes()?.to_vec(),
                     writable: read_flag(d)?,
-                    optional: read_flag(d)?,
+                    system: read_flag(d)?,
                 })
             })?,
             workdir: d.bytes()?.to_vec(),
@@ -278,14 +277,9 @@ impl Reply {
             Reply::Started { pid } => {
                 e.u8(0).u32(*pid);
             }
-            Reply::Ready {
-                landlock,
-                bash,
-                owners,
-            } => {
+            Reply::Ready { landlock, bash } => {
                 e.u8(1).u32(*landlock);
                 flag(&mut e, *bash);
-                flag(&mut e, *owners);
             }
             Reply::Failed {
                 step,
@@ -313,7 +307,6 @@ impl Reply {
             1 => Reply::Ready {
                 landlock: d.u32()?,
                 bash: read_flag(&mut d)?,
-                owners: read_flag(&mut d)?,
             },
             2 => Reply::Failed {
                 step: read_text(&mut d)?,
@@ -429,7 +422,7 @@ mod tests {
                 source: b"/usr".to_vec(),
                 target: b"/usr".to_vec(),
                 writable: false,
-                optional: true,
+                system: true,
             }],
             workdir: b"/work".to_vec(),
             user: Some(b"1000:100".to_vec()),
@@ -463,7 +456,6 @@ mod tests {
             Reply::Ready {
                 landlock: 7,
                 bash: true,
-                owners: false,
             },
             Reply::Failed {
                 step: "proc".into(),
