@@ -117,7 +117,11 @@ fn set_up() -> Step<server::Config> {
             "the host sent other descriptors than it said",
         ));
     }
+    // As the current directory, because that is what the kernel carries over into a copied mount namespace; a descriptor would go
+    // on naming the host's mount. Relative names also need no permission on the directories above.
     let session = descriptors.remove(0);
+    sys::fchdir(session.raw()).map_err(|errno| message(errno, "the session's directory"))?;
+    drop(session);
     let listener = setup.listener.then(|| descriptors.remove(0));
 
     steps.run("control group", || enter_cgroups(&descriptors))?;
@@ -138,7 +142,7 @@ fn set_up() -> Step<server::Config> {
         sys::exit(0);
     }
     drop(host_end);
-    process_one(&steps, &session, listener, &box_end)
+    process_one(&steps, listener, &box_end)
 }
 
 /// Leaves behind what a parent passes on by accident: descriptors, signal dispositions and mask, umask, directory.
@@ -258,7 +262,6 @@ fn shown(path: &[u8]) -> String {
 
 fn process_one(
     steps: &Steps<'_>,
-    session: &OwnedFd,
     listener: Option<OwnedFd>,
     pair: &OwnedFd,
 ) -> Step<server::Config> {
@@ -273,12 +276,16 @@ fn process_one(
         // Changing credentials cleared it.
         steps.run("supervision", || die_with_parent(control.raw()))?;
     }
-    let bash = root::build(steps, session, trees)?;
+    let bash = root::build(steps, trees)?;
     confine::give_up(steps)?;
     reply(&Reply::Ready {
         landlock: confine::landlock_in_force(setup),
         bash,
     });
+    if release_standard_streams().is_err() {
+        // The host takes the end of the socket for the sandbox's death, which it is.
+        sys::exit(1);
+    }
     Ok(server::Config {
         control: control.into_raw(),
         listener: listener.map(OwnedFd::into_raw),
@@ -288,6 +295,12 @@ fn process_one(
         workdir: setup.workdir.clone(),
         confine: None,
     })
+}
+
+/// The control socket is at another number by now; nothing of the host's stays at the well-known ones.
+fn release_standard_streams() -> Sys<()> {
+    let null = sys::openat(sys::AT_FDCWD, c"/dev/null", sys::O_RDWR, 0)?;
+    (0..3).try_for_each(|stream| sys::dup_onto(null.raw(), stream))
 }
 
 /// A session of its own, no standard streams of the host, and no way in for tracers.

@@ -16,13 +16,12 @@ const SAFE: u64 = sys::MOUNT_ATTR_NOSUID | sys::MOUNT_ATTR_NODEV;
 const INERT: u64 = SAFE | sys::MOUNT_ATTR_NOEXEC;
 
 /// Says whether the root has a bash.
-pub(super) fn build(steps: &Steps<'_>, session: &OwnedFd, trees: Trees) -> Step<bool> {
+pub(super) fn build(steps: &Steps<'_>, trees: Trees) -> Step<bool> {
     let setup = steps.setup;
     let trees = steps.run("mount namespace", || {
         // Private, so that neither what is mounted here nor the end of the old root gets to the host.
         sys::set_propagation(c"/", sys::MS_REC | sys::MS_PRIVATE)
             .about("making the mounts private")?;
-        sys::fchdir(session.raw()).about("the session's directory")?;
         match setup.ids {
             Ids::Single { .. } => mounts::open_trees(setup),
             Ids::Range { .. } => Ok(trees),
