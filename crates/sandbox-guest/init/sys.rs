@@ -62,7 +62,7 @@ pub(crate) mod nr {
         FSOPEN = 430, FSCONFIG = 431, FSMOUNT = 432, PIDFD_OPEN = 434, CLONE3 = 435, CLOSE_RANGE = 436, OPENAT2 = 437,
         PIDFD_GETFD = 438, FACCESSAT2 = 439, MOUNT_SETATTR = 442, LANDLOCK_CREATE_RULESET = 444, LANDLOCK_ADD_RULE = 445,
         LANDLOCK_RESTRICT_SELF = 446, CLOCK_GETTIME = 228, EXIT_GROUP = 231, UTIMENSAT = 280, STATFS = 137, FSTATFS = 138,
-        FSYNC = 74, FLOCK = 73,
+        FSYNC = 74, FLOCK = 73, SHUTDOWN = 48,
     }
 }
 
@@ -86,7 +86,7 @@ pub(crate) mod nr {
         MOVE_MOUNT = 429, FSOPEN = 430, FSCONFIG = 431, FSMOUNT = 432, PIDFD_OPEN = 434, CLONE3 = 435, CLOSE_RANGE = 436,
         OPENAT2 = 437, PIDFD_GETFD = 438, FACCESSAT2 = 439, MOUNT_SETATTR = 442, LANDLOCK_CREATE_RULESET = 444,
         LANDLOCK_ADD_RULE = 445, LANDLOCK_RESTRICT_SELF = 446, CLOCK_GETTIME = 113, EXIT_GROUP = 94, UTIMENSAT = 88, STATFS = 43,
-        FSTATFS = 44, FSYNC = 82, FLOCK = 32,
+        FSTATFS = 44, FSYNC = 82, FLOCK = 32, SHUTDOWN = 210,
     }
 }
 
@@ -617,6 +617,37 @@ pub(crate) fn fchdir(fd: Fd) -> Sys<()> {
     unsafe { call(nr::FCHDIR, [fd as usize, 0, 0, 0, 0, 0]).map(drop) }
 }
 
+/// Whether the current directory lies below the root: the kernel's answer begins with "(unreachable)" otherwise.
+pub(crate) fn check_cwd() -> Sys<()> {
+    let mut here = [0u8; 8];
+    // SAFETY: the buffer is writable for its length. For a longer path the answer is ERANGE, before or after which nothing is
+    // written; such a path is tried again with room for any.
+    match unsafe { call(nr::GETCWD, [here.as_mut_ptr() as usize, here.len(), 0, 0, 0, 0]) } {
+        Ok(_) if here[0] == b'/' => Ok(()),
+        Ok(_) => Err(ENOENT),
+        Err(ERANGE) => {
+            let mut here = [0u8; 4096];
+            // SAFETY: the buffer is writable for its length.
+            match unsafe { call(nr::GETCWD, [here.as_mut_ptr() as usize, here.len(), 0, 0, 0, 0]) } {
+                Ok(_) if here[0] != b'/' => Err(ENOENT),
+                _ => Ok(()),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Becomes another program; returns only if that failed.
+///
+/// # Safety
+/// Both arrays must end with a null pointer and point to NUL-terminated strings.
+pub(crate) unsafe fn execve(program: &CStr, argv: *const *const u8, env: *const *const u8) -> Errno {
+    // SAFETY: the caller's promise; the path is NUL-terminated.
+    let answer =
+        unsafe { raw(nr::EXECVE, [program.as_ptr() as usize, argv as usize, env as usize, 0, 0, 0]) };
+    Errno(-answer as i32)
+}
+
 /// Sets the signal mask of this thread; bit n-1 blocks signal n.
 pub(crate) fn set_signal_mask(mask: u64) -> Sys<()> {
     const SIG_SETMASK: usize = 2;
@@ -868,6 +899,11 @@ pub(crate) fn socket_error(socket: Fd) -> Sys<()> {
     // SAFETY: both numbers are writable.
     unsafe { call(nr::GETSOCKOPT, arguments)? };
     if error == 0 { Ok(()) } else { Err(Errno(error)) }
+}
+
+pub(crate) fn shutdown(socket: Fd, how: usize) {
+    // SAFETY: no pointers. A connection that is gone needs no shutdown.
+    let _ = unsafe { raw(nr::SHUTDOWN, [socket as usize, how, 0, 0, 0, 0]) };
 }
 
 pub(crate) fn accept(socket: Fd) -> Sys<OwnedFd> {

@@ -1,0 +1,245 @@
+//! The monitor of one command: a process that shares the guest's memory and is the subreaper of the command's tree.
+//!
+//! Why: a command can be ended whole only if all its descendants can be found, whatever they do (`setsid`, double fork, closed
+//! descriptors, a scrubbed environment). With a subreaper of its own, every orphan of the command's tree stays below the monitor.
+//! `CLONE_VM` makes it nearly free: no page table is copied, and the report is a few atomic stores.
+//!
+//! What runs in [`monitor`] and [`child`] shares memory and the allocator with the guest's only thread. So both use raw system
+//! calls alone: no allocation, no locks, no thread-local state, no panic.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::sys::{self, Errno, Fd, Sys};
+
+// How far a command has come; only ever grows, from 0.
+pub(crate) const RUNNING: u32 = 1;
+pub(crate) const FAILED: u32 = 2;
+pub(crate) const EXITED: u32 = 3;
+/// No process of the tree lives any more; the monitor ends.
+pub(crate) const GONE: u32 = 4;
+
+// Which step of a start failed.
+pub(crate) const STEP_PROCESS: u32 = 1;
+pub(crate) const STEP_STDIO: u32 = 2;
+pub(crate) const STEP_USER: u32 = 3;
+pub(crate) const STEP_CWD: u32 = 4;
+pub(crate) const STEP_EXEC: u32 = 5;
+
+const STACK: usize = 32 << 10;
+
+/// What the monitor reports, by plain stores followed by one of `state`.
+#[derive(Default)]
+pub(crate) struct Report {
+    pub(crate) state: AtomicU32,
+    pub(crate) pid: AtomicI32,
+    pub(crate) step: AtomicU32,
+    pub(crate) errno: AtomicI32,
+    pub(crate) status: AtomicI32,
+    pub(crate) background: AtomicU32,
+    pub(crate) user_us: AtomicU64,
+    pub(crate) system_us: AtomicU64,
+    pub(crate) peak_kib: AtomicU64,
+}
+
+impl Report {
+    /// A step failed, in the child or in the monitor.
+    fn fail(&self, step: u32, error: Errno) {
+        self.step.store(step, Ordering::Relaxed);
+        self.errno.store(error.0, Ordering::Relaxed);
+    }
+}
+
+/// Everything that a command needs to start, prepared by the guest so that monitor and child only read.
+pub(crate) struct Plan {
+    /// Descriptors for 0, 1 and 2.
+    pub(crate) stdio: [Fd; 3],
+    /// Whether descriptor 0 is a terminal that becomes the controlling one.
+    pub(crate) terminal: bool,
+    /// User, group and supplementary groups; absent: the guest's own.
+    pub(crate) user: Option<(u32, u32, Vec<u32>)>,
+    pub(crate) cwd: CString,
+    /// Paths to try in turn.
+    pub(crate) programs: Vec<CString>,
+    pub(crate) argv: Vec<CString>,
+    pub(crate) env: Vec<CString>,
+    /// Becomes readable when the report has changed.
+    pub(crate) notify: Fd,
+}
+
+/// A started monitor. It must be kept until its process has been waited for.
+pub(crate) struct Monitor {
+    pub(crate) pid: i32,
+    shared: Box<Shared>,
+}
+
+struct Shared {
+    report: Report,
+    plan: Plan,
+    argv: Vec<*const u8>,
+    env: Vec<*const u8>,
+    child_stack: *mut u8,
+    /// Stacks of the monitor and of the child until its exec; only the pages that are touched exist.
+    _stacks: Vec<u8>,
+}
+
+impl Monitor {
+    pub(crate) fn start(plan: Plan) -> Sys<Monitor> {
+        let pointers = |strings: &[CString]| {
+            let end = std::iter::once(std::ptr::null());
+            strings.iter().map(|string| string.as_ptr().cast::<u8>()).chain(end).collect::<Vec<_>>()
+        };
+        let mut stacks = Vec::with_capacity(2 * STACK + 16);
+        let base: *mut u8 = stacks.as_mut_ptr();
+        // Down from the aligned end of each half.
+        let aligned = base.wrapping_add(base.align_offset(16));
+        let (middle, top) = (aligned.wrapping_add(STACK), aligned.wrapping_add(2 * STACK));
+        let mut shared = Box::new(Shared {
+            report: Report::default(),
+            argv: pointers(&plan.argv),
+            env: pointers(&plan.env),
+            plan,
+            child_stack: middle,
+            _stacks: stacks,
+        });
+        let argument = std::ptr::from_mut(&mut *shared).cast::<u8>();
+        let flags = sys::CLONE_VM | sys::CLONE_FILES | sys::SIGCHLD as usize;
+        // SAFETY: the upper half of the stacks is the monitor's alone, ends 16-byte aligned, and lives as long as `shared`, which
+        // is kept until the monitor has been waited for; `monitor` is written for shared memory.
+        let pid = unsafe { sys::clone_onto(flags, top, monitor, argument)? };
+        Ok(Monitor { pid, shared })
+    }
+
+    pub(crate) fn report(&self) -> &Report {
+        &self.shared.report
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.shared.plan
+    }
+}
+
+/// Tells the guest that the report has changed. The counter cannot overflow; a failure could not be told to anybody.
+fn notify(shared: &Shared) {
+    let _ = sys::write(shared.plan.notify, &1u64.to_ne_bytes());
+}
+
+/// # Safety
+/// Started by [`Monitor::start`] with its `Shared`.
+unsafe extern "C" fn monitor(argument: *mut u8) -> ! {
+    // SAFETY: the guest keeps it until this process has been waited for.
+    let shared = unsafe { &*argument.cast::<Shared>() };
+    let report = &shared.report;
+    // The guest blocks all signals, so the payload cannot end the monitor with anything but KILL (and the guest notices that).
+    let _ = sys::prctl(sys::PR_SET_PDEATHSIG, sys::SIGKILL as usize);
+    let _ = sys::prctl(sys::PR_SET_CHILD_SUBREAPER, 1);
+    let flags = sys::CLONE_VM | sys::CLONE_VFORK | sys::SIGCHLD as usize;
+    // SAFETY: the lower half of the stacks is the child's alone; CLONE_VFORK suspends this process until the child has executed
+    // or ended; `child` is written for shared memory.
+    let child = match unsafe { sys::clone_onto(flags, shared.child_stack, child, argument) } {
+        Ok(pid) => pid,
+        Err(error) => {
+            report.fail(STEP_PROCESS, error);
+            0
+        }
+    };
+    if report.step.load(Ordering::Relaxed) != 0 {
+        if child > 0 {
+            let _ = sys::wait4(child, 0);
+        }
+        finish(shared, FAILED);
+    }
+    report.pid.store(child, Ordering::Relaxed);
+    report.state.store(RUNNING, Ordering::Release);
+    notify(shared);
+    loop {
+        match sys::wait4(-1, 0) {
+            Ok(waited) if waited.pid == child => {
+                report.status.store(waited.status, Ordering::Relaxed);
+                report.user_us.store(waited.user_us, Ordering::Relaxed);
+                report.system_us.store(waited.system_us, Ordering::Relaxed);
+                report.peak_kib.store(waited.peak_kib, Ordering::Relaxed);
+                // Orphans that are zombies already are no background.
+                let more = loop {
+                    match sys::wait4(-1, sys::WNOHANG) {
+                        Ok(waited) if waited.pid > 0 => {}
+                        Ok(_) => break true,
+                        Err(_) => break false,
+                    }
+                };
+                report.background.store(u32::from(more), Ordering::Relaxed);
+                if !more {
+                    finish(shared, GONE);
+                }
+                report.state.store(EXITED, Ordering::Release);
+                notify(shared);
+            }
+            Ok(_) => {}
+            Err(_) => finish(shared, GONE),
+        }
+    }
+}
+
+fn finish(shared: &Shared, state: u32) -> ! {
+    shared.report.state.store(state, Ordering::Release);
+    notify(shared);
+    sys::exit(0)
+}
+
+/// Becomes the command.
+///
+/// # Safety
+/// Started by [`monitor`] with its `Shared`, while the monitor is suspended.
+unsafe extern "C" fn child(argument: *mut u8) -> ! {
+    // SAFETY: the guest keeps it until the monitor has been waited for.
+    let shared = unsafe { &*argument.cast::<Shared>() };
+    let (step, error) = become_command(shared);
+    shared.report.fail(step, error);
+    sys::exit(127)
+}
+
+/// Returns only if it failed: at which step, and why.
+fn become_command(shared: &Shared) -> (u32, Errno) {
+    let plan = &shared.plan;
+    let _ = sys::setsid();
+    let [stdin, stdout, stderr] = plan.stdio;
+    // The sources are all above 2: the guest keeps 0, 1 and 2 occupied.
+    for (from, to) in [(stdin, 0), (stdout, 1), (stderr, 2)] {
+        if let Err(error) = sys::dup_onto(from, to) {
+            return (STEP_STDIO, error);
+        }
+    }
+    const TIOCSCTTY: u32 = 0x540e;
+    if plan.terminal
+        && let Err(error) = sys::ioctl(0, TIOCSCTTY, 0)
+    {
+        return (STEP_STDIO, error);
+    }
+    // Before anything is resolved: neither /proc/self/fd nor an inherited directory may lead anywhere.
+    if let Err(error) = sys::close_range(3, u32::MAX, 0) {
+        return (STEP_STDIO, error);
+    }
+    if let Some((uid, gid, groups)) = &plan.user {
+        let changed = sys::setgroups(groups).and_then(|()| sys::setresgid(*gid)).and_then(|()| sys::setresuid(*uid));
+        if let Err(error) = changed {
+            return (STEP_USER, error);
+        }
+    }
+    if let Err(error) = sys::chdir(&plan.cwd).and_then(|()| sys::check_cwd()) {
+        return (STEP_CWD, error);
+    }
+    let _ = sys::ignore_signal(sys::SIGPIPE, false);
+    let _ = sys::set_signal_mask(0);
+    let mut result = sys::ENOENT;
+    for program in &plan.programs {
+        // SAFETY: both arrays end with a null pointer, and all their strings outlive the call.
+        match unsafe { sys::execve(program, shared.argv.as_ptr(), shared.env.as_ptr()) } {
+            sys::ENOENT | sys::ENOTDIR => {}
+            // As a shell looks further along PATH, and says at the end that it was not permitted.
+            sys::EACCES => result = sys::EACCES,
+            error => return (STEP_EXEC, error),
+        }
+    }
+    (STEP_EXEC, result)
+}
