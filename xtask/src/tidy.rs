@@ -35,6 +35,7 @@ pub(crate) fn findings() -> Vec<String> {
     findings.extend(manifests(&tree));
     findings.extend(dependencies(&tree));
     findings.extend(decisions(&tree));
+    findings.extend(example(&tree));
     for file in &tree.files {
         let found = [
             unfinished(file),
@@ -158,23 +159,46 @@ fn manifests(tree: &Tree) -> Vec<String> {
     findings
 }
 
-/// Every dependency of the workspace has its reason written down.
+/// Every dependency of every crate has its reason written down.
 fn dependencies(tree: &Tree) -> Vec<String> {
     const REASONS: &str = "docs/adr/0015-dependencies.md";
-    let manifest = tree.text("Cargo.toml").unwrap_or_default();
     let reasons = tree.text(REASONS).unwrap_or_default();
-    let section = manifest
-        .split("[workspace.dependencies]")
-        .nth(1)
-        .unwrap_or_default();
-    let section = section.split("\n[").next().unwrap_or_default();
-    section
-        .lines()
-        .filter_map(|line| line.split_once(" = "))
-        .map(|(name, _)| name.trim())
-        .filter(|name| !name.starts_with("sandbox-") && !reasons.contains(name))
-        .map(|name| format!("Cargo.toml: {name} has no reason in {REASONS}"))
-        .collect()
+    let mut findings = Vec::new();
+    for file in &tree.files {
+        if !file.path.ends_with("Cargo.toml") {
+            continue;
+        }
+        for section in file.text.split("\n[") {
+            let mut lines = section.lines();
+            if !lines
+                .next()
+                .is_some_and(|header| header.ends_with("dependencies]"))
+            {
+                continue;
+            }
+            let names = lines.filter_map(|line| line.split(['.', ' ']).next());
+            let known = |name: &str| {
+                name.is_empty()
+                    || name.starts_with(['#', '['])
+                    || name.starts_with("sandbox-")
+                    || reasons
+                        .lines()
+                        .any(|row| row.starts_with('|') && names_crate(row, name))
+            };
+            findings.extend(
+                names
+                    .filter(|name| !known(name))
+                    .map(|name| format!("{}: {name} has no reason in {REASONS}", file.path)),
+            );
+        }
+    }
+    findings
+}
+
+/// Whether the first cell of a table's row names the crate.
+fn names_crate(row: &str, name: &str) -> bool {
+    let cell = row.split('|').nth(1).unwrap_or_default();
+    cell.split([' ', ',']).any(|word| word == name)
 }
 
 /// Decisions are numbered without gaps, and say their number, status and consequences.
@@ -205,6 +229,19 @@ fn decisions(tree: &Tree) -> Vec<String> {
         }
     }
     findings
+}
+
+/// The program that the README shows is the one that the documentation tests of `sandbox-native` run.
+fn example(tree: &Tree) -> Option<String> {
+    const SHOWN: &str = "README.md";
+    const TESTED: &str = "crates/sandbox-native/README.md";
+    let program = |path| between(tree.text(path)?, "```rust\n", "```").next();
+    match (program(SHOWN), program(TESTED)) {
+        (Some(shown), Some(tested)) if shown == tested => None,
+        _ => Some(format!(
+            "{SHOWN}: its first program is not that of {TESTED}"
+        )),
+    }
 }
 
 /// Nothing is left to do, and nothing prints what only its author wanted to see.
@@ -427,6 +464,20 @@ mod tests {
     }
 
     #[test]
+    fn an_example_that_is_not_tested_is_found() {
+        let program = |text| format!("```rust\n{text}```\n");
+        let tree = |shown, tested| Tree {
+            files: vec![
+                file("README.md", &program(shown)),
+                file("crates/sandbox-native/README.md", &program(tested)),
+            ],
+        };
+        assert_eq!(example(&tree("a();\n", "a();\n")), None);
+        assert!(example(&tree("a();\n", "b();\n")).is_some());
+        assert!(example(&Tree { files: Vec::new() }).is_some());
+    }
+
+    #[test]
     fn a_bare_manifest_is_found() {
         let tree = Tree {
             files: vec![file("crates/a/Cargo.toml", "[package]\nname = \"b\"\n")],
@@ -442,7 +493,7 @@ mod tests {
                     "Cargo.toml",
                     "[workspace.dependencies]\nleftpad = \"1\"\ntar = \"1\"\n",
                 ),
-                file("docs/adr/0015-dependencies.md", "| tar |\n"),
+                file("docs/adr/0015-dependencies.md", "| tar, untar | core |\n"),
             ],
         };
         assert_eq!(dependencies(&tree).len(), 1);
