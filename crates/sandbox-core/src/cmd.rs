@@ -518,3 +518,17 @@ impl Cmd {
         Ok(())
     }
 }
+
+impl From<&str> for Cmd {
+    /// A script for the sandbox's shell.
+    fn from(script: &str) -> Self {
+        Cmd::shell(script)
+    }
+}
+
+impl From<String> for Cmd {
+    /// A script for the sandbox's shell.
+    fn from(script: String) -> Self {
+        Cmd::shell(script)
+    }
+}

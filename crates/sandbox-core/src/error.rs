@@ -372,6 +372,65 @@ impl Error {
         }
     }
 
+    /// An error like this one, for another who waits for the same thing. Those that carry somebody else's error, which cannot be
+    /// copied, keep its text.
+    pub(crate) fn duplicate(&self) -> Self {
+        match self {
+            Error::Unsupported {
+                backend,
+                operation,
+                reason,
+            } => Error::Unsupported {
+                backend: backend.clone(),
+                operation: operation.clone(),
+                reason: reason.clone(),
+            },
+            Error::Cancelled { reason } => Error::Cancelled {
+                reason: reason.clone(),
+            },
+            Error::ImageUnavailable { image, source } => Error::ImageUnavailable {
+                image: image.clone(),
+                source: source.to_string().into(),
+            },
+            Error::Isolation {
+                layer,
+                cause,
+                remedy,
+            } => Error::Isolation {
+                layer: layer.clone(),
+                cause: cause.clone(),
+                remedy: remedy.clone(),
+            },
+            Error::InvalidSpec { field, reason } => Error::InvalidSpec {
+                field: field.clone(),
+                reason: reason.clone(),
+            },
+            Error::SandboxRequired { failure } => Error::SandboxRequired {
+                failure: failure.clone(),
+            },
+            Error::SandboxExited { code } => Error::SandboxExited { code: *code },
+            Error::Unavailable {
+                target,
+                never_started,
+                detail,
+            } => Error::Unavailable {
+                target: target.clone(),
+                never_started: *never_started,
+                detail: detail.clone(),
+            },
+            Error::Io { operation, source } => Error::Io {
+                operation: operation.clone(),
+                source: io::Error::new(source.kind(), source.to_string()),
+            },
+            Error::UnknownHandle { id } => Error::UnknownHandle { id: id.clone() },
+            // What neither a resolution nor a command that runs can meet.
+            other => Error::Io {
+                operation: "the operation".into(),
+                source: io::Error::other(other.to_string()),
+            },
+        }
+    }
+
     /// Short for an [`Error::Cancelled`] without a reason of the caller's.
     ///
     /// ```

@@ -356,6 +356,15 @@ impl Execution {
         self.finished.insert(result).clone()
     }
 
+    /// The result as soon as it is there, although chunks may be left; never again once it was given.
+    pub(crate) async fn early_result(&mut self) -> ExecResult {
+        if self.finished.is_some() {
+            return std::future::pending().await;
+        }
+        let result = (&mut self.result).await.unwrap_or_else(|_| abandoned());
+        self.finished.insert(result).clone()
+    }
+
     /// The writer of a command with [`Stdin::Piped`](crate::Stdin::Piped); once. Dropping or shutting it down is end of file.
     ///
     /// ```
@@ -420,7 +429,7 @@ impl Execution {
     /// execution.detach();
     /// ```
     pub fn detach(self) {
-        self.control.send(Control::Detach);
+        self.control.detach();
     }
 }
 
@@ -500,6 +509,10 @@ impl Controller {
     /// ```
     pub fn resize(&self, size: PtySize) {
         self.send(Control::Resize(size));
+    }
+
+    pub(crate) fn detach(&self) {
+        self.send(Control::Detach);
     }
 
     fn send(&self, control: Control) {

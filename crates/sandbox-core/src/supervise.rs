@@ -192,6 +192,8 @@ struct Supervisor {
 struct Ending {
     /// Why; absent if the direct process had exited by itself before, so that only its background processes are ended.
     by: Option<EndedBy>,
+    /// When KILL comes, so that a later call can only make it come earlier.
+    kill_at: Instant,
     /// When the result is published whatever happens.
     deadline: Instant,
     gone: bool,
@@ -254,6 +256,9 @@ impl Supervisor {
                 Wake::Event(Event::Exit(Ok(exit))) => {
                     timeout_pending = false;
                     self.exit = Some((exit, Instant::now()));
+                    if exit.destroyed {
+                        self.bound_after_destroy();
+                    }
                 }
                 Wake::Event(Event::Exit(Err(error))) => {
                     self.error.get_or_insert(error);
@@ -372,23 +377,35 @@ impl Supervisor {
 
     /// Ends the tree. The first reason stays; a later call can only shorten the grace.
     fn end(&mut self, by: EndedBy, grace: Duration) {
-        let overflowed = matches!(by, EndedBy::OverflowStdout | EndedBy::OverflowStderr);
-        let deadline = Instant::now()
-            .checked_add(grace.saturating_add(END_SLACK))
-            .unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400 * 365));
+        let (kill_at, deadline) = (after(grace), after(grace.saturating_add(END_SLACK)));
         match &mut self.ending {
-            Some(ending) => ending.deadline = ending.deadline.min(deadline),
+            Some(ending) if ending.kill_at <= kill_at => return,
+            Some(ending) => (ending.kill_at, ending.deadline) = (kill_at, deadline),
             none => {
+                let overflowed = matches!(by, EndedBy::OverflowStdout | EndedBy::OverflowStderr);
                 // Output that overflows is a fact about the command even if it has exited meanwhile.
                 let by = (self.exit.is_none() || overflowed).then_some(by);
                 *none = Some(Ending {
                     by,
+                    kill_at,
                     deadline,
                     gone: false,
                 });
             }
         }
         self.process.end(grace);
+    }
+
+    /// Nothing lives in a sandbox that was destroyed, and the result must not wait for a reader who does not read.
+    fn bound_after_destroy(&mut self) {
+        let (kill_at, deadline) = (after(Duration::ZERO), after(END_SLACK));
+        let by = self.ending.as_ref().and_then(|ending| ending.by);
+        self.ending = Some(Ending {
+            by,
+            kill_at,
+            deadline,
+            gone: true,
+        });
     }
 
     /// Output that was written before the exit and does not come was taken by somebody else (a process of the command that
@@ -448,6 +465,13 @@ impl Supervisor {
         self.process.release();
         self.sink.finish(result);
     }
+}
+
+/// An instant that may lie beyond what the clock can say; then far enough.
+fn after(duration: Duration) -> Instant {
+    let far = Duration::from_secs(86_400 * 365);
+    let now = Instant::now();
+    now.checked_add(duration).unwrap_or(now + far)
 }
 
 impl std::fmt::Debug for dyn Process {
