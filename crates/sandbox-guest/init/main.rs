@@ -7,6 +7,7 @@
 mod exec;
 mod files;
 mod monitor;
+mod processes;
 mod server;
 mod setup;
 mod streams;
