@@ -23,6 +23,7 @@ use std::ffi::CString;
 
 use crate::server;
 use crate::sys::{self, Errno, Fd, OwnedFd, Sys};
+use crate::wire::message::UserSpec;
 use crate::wire::setup::{Ids, Reply, Setup, payload_length};
 
 /// The control socket, which the host puts at standard input.
@@ -286,14 +287,16 @@ fn process_one(
         // The host takes the end of the socket for the sandbox's death, which it is.
         sys::exit(1);
     }
+    let user = setup.user.as_deref();
     Ok(server::Config {
-        control: control.into_raw(),
-        listener: listener.map(OwnedFd::into_raw),
+        input: control,
+        output: None,
+        listener,
         detached: setup.detached,
         ttl_ms: setup.ttl_ms,
-        local: true,
         workdir: setup.workdir.clone(),
-        confine: None,
+        confined: false,
+        default_user: user.map_or(UserSpec::Default, root::user_spec),
     })
 }
 

@@ -336,7 +336,7 @@ fn make_workdir(root: Fd, setup: &Setup) -> Result<(), (Errno, String)> {
     Ok(())
 }
 
-fn user_spec(text: &[u8]) -> UserSpec {
+pub(super) fn user_spec(text: &[u8]) -> UserSpec {
     let number = |bytes: &[u8]| {
         std::str::from_utf8(bytes)
             .ok()
