@@ -24,3 +24,8 @@ pub mod setup {
     pub use crate::wire::bytes::Malformed;
     pub use crate::wire::setup::*;
 }
+
+/// Removes directory trees that sandboxes filled, for backends that keep them on disk.
+#[doc(hidden)]
+#[path = "../init/setup/remove.rs"]
+pub mod remove;
