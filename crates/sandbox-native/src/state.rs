@@ -1,0 +1,251 @@
+//! Where sandboxes are kept on disk.
+//!
+//! ```text
+//! <state>/sessions/<id>.lock      held by the owning process and its janitor
+//! <state>/sessions/<id>/skeleton  the base of its sandboxes
+//!                      /mnt       where each sandbox mounts its scratch file system, in its own mount namespace
+//!                      /boxes/<sandbox>/{upper,work}
+//! <state>/detached/<sandbox>/     the same for one sandbox that outlives its maker, with `record` and `socket`
+//! ```
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::geteuid;
+use sandbox_core::{Error, Result};
+use sandbox_guest::remove::remove_tree;
+
+/// The state directory.
+#[derive(Debug, Clone)]
+pub(crate) struct State(PathBuf);
+
+impl State {
+    /// Opens or makes it: the one that was asked for, or the default.
+    pub(crate) fn open(asked: Option<PathBuf>) -> Result<Self> {
+        let chosen = match asked {
+            Some(path) if !path.is_absolute() => {
+                return Err(Error::invalid_spec(
+                    "state_dir",
+                    format!("{path:?} must be absolute"),
+                ));
+            }
+            Some(path) => path,
+            None => default_directory(|name| std::env::var_os(name).map(PathBuf::from)),
+        };
+        let failed = |error| Error::io(format!("preparing the state directory {chosen:?}"), error);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&chosen)
+            .map_err(failed)?;
+        let data = fs::symlink_metadata(&chosen).map_err(failed)?;
+        // Somebody else's directory would let them swap what sandboxes are made of.
+        if data.uid() != geteuid().as_raw() || data.is_symlink() && chosen.starts_with("/tmp") {
+            return Err(Error::invalid_spec(
+                "state_dir",
+                format!("{chosen:?} belongs to another user; choose a directory of your own"),
+            ));
+        }
+        if data.is_dir() && data.permissions().mode() & 0o022 != 0 {
+            return Err(Error::invalid_spec(
+                "state_dir",
+                format!(
+                    "{chosen:?} can be written by others; take those permissions away (chmod go-w) or choose another"
+                ),
+            ));
+        }
+        let state = State(chosen.clone());
+        for directory in [state.sessions(), state.detached()] {
+            make_directory(&directory, 0o700).map_err(failed)?;
+        }
+        Ok(state)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn sessions(&self) -> PathBuf {
+        self.0.join("sessions")
+    }
+
+    pub(crate) fn detached(&self) -> PathBuf {
+        self.0.join("detached")
+    }
+
+    /// Makes a session directory that is this process's until its lock is dropped.
+    pub(crate) fn new_session(&self) -> io::Result<Session> {
+        loop {
+            let id = crate::random_hex()?;
+            let lock_path = self.sessions().join(format!("{id}.lock"));
+            let lock = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&lock_path)?;
+            flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+            // A sweeper may have taken the file between its creation and the lock.
+            if lock.metadata()?.nlink() == 0 {
+                continue;
+            }
+            let directory = self.sessions().join(&id);
+            prepare(&directory)?;
+            make_directory(&directory.join("boxes"), 0o711)?;
+            return Ok(Session {
+                id,
+                directory,
+                lock,
+                lock_path,
+            });
+        }
+    }
+
+    /// Removes sessions whose owner and janitor are both gone; gives their ids.
+    pub(crate) fn sweep_sessions(&self) -> Vec<String> {
+        let mut swept = Vec::new();
+        for entry in fs::read_dir(self.sessions())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let path = entry.path();
+            let Some(id) = path
+                .file_name()
+                .and_then(|name| name.to_str()?.strip_suffix(".lock"))
+            else {
+                continue;
+            };
+            let Ok(lock) = File::open(&path) else {
+                continue;
+            };
+            if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+                continue;
+            }
+            match remove_tree(&self.sessions().join(id)) {
+                Ok(()) => {
+                    swept.push(id.to_owned());
+                    let _ = fs::remove_file(&path);
+                }
+                Err(error) => {
+                    tracing::warn!(session = id, %error, "leftovers of a session could not be removed");
+                }
+            }
+        }
+        swept
+    }
+}
+
+/// The part of a directory of sandboxes that every set-up expects.
+pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
+    // Ids of sandboxes made by root are not root's: they pass through by name, but cannot list.
+    make_directory(directory, 0o711)?;
+    make_directory(&directory.join("mnt"), 0o755)
+}
+
+/// A directory with exactly this mode, whatever the umask; it may be there already.
+pub(crate) fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
+    }
+}
+
+fn default_directory(variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    let given = |name: &str| variable(name).filter(|path| path.is_absolute());
+    if let Some(path) = given("SANDBOX_STATE_DIR") {
+        return path;
+    }
+    if geteuid().is_root() {
+        return "/var/lib/sandbox".into();
+    }
+    given("XDG_STATE_HOME")
+        .map(|path| path.join("sandbox"))
+        .or_else(|| {
+            given("HOME")
+                .filter(|home| home.is_dir())
+                .map(|home| home.join(".local/state/sandbox"))
+        })
+        .filter(|path| may_make(path))
+        .unwrap_or_else(|| format!("/tmp/sandbox-{}", geteuid().as_raw()).into())
+}
+
+/// Whether the nearest directory that exists can be written.
+fn may_make(path: &Path) -> bool {
+    path.ancestors()
+        .find(|path| path.exists())
+        .is_some_and(|path| {
+            rustix::fs::access(
+                path,
+                rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+            )
+            .is_ok()
+        })
+}
+
+/// The directory of one backend instance.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: String,
+    pub(crate) directory: PathBuf,
+    pub(crate) lock: File,
+    lock_path: PathBuf,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The directory is removed by whoever ends last; what fails here is swept by the next session.
+        if remove_tree(&self.directory).is_ok() {
+            let _ = fs::remove_file(&self.lock_path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_follows_the_variables() {
+        let env = |pairs: &'static [(&'static str, &'static str)]| {
+            move |name: &str| {
+                pairs
+                    .iter()
+                    .find(|(key, _)| *key == name)
+                    .map(|(_, value)| PathBuf::from(value))
+            }
+        };
+        assert_eq!(
+            default_directory(env(&[("SANDBOX_STATE_DIR", "/srv/x")])),
+            Path::new("/srv/x")
+        );
+        let relative = default_directory(env(&[("SANDBOX_STATE_DIR", "x")]));
+        assert!(relative.is_absolute());
+    }
+
+    #[test]
+    fn a_session_in_use_is_not_swept_and_an_abandoned_one_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = State::open(Some(directory.path().join("state"))).unwrap();
+        let session = state.new_session().unwrap();
+        assert!(state.sweep_sessions().is_empty());
+        assert!(session.directory.join("boxes").is_dir());
+        let path = session.directory.clone();
+        // As if the process had been killed: the lock goes, nothing is removed.
+        let leaked = std::mem::ManuallyDrop::new(session);
+        rustix::fs::flock(&leaked.lock, FlockOperation::Unlock).unwrap();
+        assert_eq!(state.sweep_sessions(), [leaked.id.clone()]);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(State::open(Some(directory.path().into())).is_err());
+        assert!(State::open(Some("relative".into())).is_err());
+    }
+}

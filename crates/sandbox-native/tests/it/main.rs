@@ -1,0 +1,5 @@
+//! What the contract's conformance suite cannot see from outside: what is left on the host, what failing steps do, and what a
+//! hostile program can reach.
+
+mod basics;
+mod support;
