@@ -89,9 +89,9 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NUMBER")]
     pub(crate) pids: Option<u64>,
 
-    /// What the command can reach: its own loopback only, or all that the host can reach.
-    #[arg(long, value_name = "MODE", default_value = "none")]
-    network: Network,
+    /// What the command can reach: its own loopback only (the default), or all that the host can reach.
+    #[arg(long, value_name = "MODE")]
+    network: Option<Network>,
 
     /// Makes a file or directory of the host appear in the sandbox, writable unless :ro. Can be repeated.
     #[arg(long, value_name = "HOST:BOX[:ro|rw]")]
@@ -138,11 +138,12 @@ pub(crate) struct BadOption {
 }
 
 impl Run {
-    pub(crate) fn network(&self) -> NetworkMode {
-        match self.network {
+    /// The network that was asked for, if any was.
+    pub(crate) fn network(&self) -> Option<NetworkMode> {
+        self.network.map(|network| match network {
             Network::None => NetworkMode::None,
             Network::Host => NetworkMode::Host,
-        }
+        })
     }
 
     pub(crate) fn cwd(&self) -> Result<Option<SandboxPath>, BadOption> {

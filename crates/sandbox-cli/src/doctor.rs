@@ -9,8 +9,8 @@ use crate::args::Doctor;
 use crate::failure::Failure;
 
 /// Prints the report; 0 if sandboxes can be made here, else 1.
-pub(crate) async fn doctor(options: &Doctor) -> Result<u8, Failure> {
-    let report = Native::doctor().await;
+pub(crate) fn doctor(options: &Doctor) -> Result<u8, Failure> {
+    let report = Native::doctor()?;
     let text = if options.json {
         format!("{:#}\n", json(&report))
     } else {
@@ -31,7 +31,6 @@ fn state(layer: &Layer) -> &'static str {
         LayerState::Enforced => "enforced",
         LayerState::Degraded => "degraded",
         LayerState::Missing => "missing",
-        _ => "unknown",
     }
 }
 

@@ -26,27 +26,31 @@ fn main() {
 }
 
 fn execute(command: Command) -> u8 {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let outcome = match (runtime, command) {
-        (Err(error), _) => Err(Failure::new(
-            "the command could not start",
-            error.to_string(),
-            "the machine may be short of descriptors; try again",
-        )),
-        (Ok(runtime), Command::Run(options)) => {
-            let outcome = runtime.block_on(run::run(&options));
-            runtime.shutdown_background();
-            outcome
-        }
-        (Ok(runtime), Command::Doctor(options)) => runtime.block_on(doctor::doctor(&options)),
+    let outcome = match command {
+        Command::Run(options) => run(&options),
+        Command::Doctor(options) => doctor::doctor(&options),
     };
     outcome.unwrap_or_else(|failure| {
         terminal::restore();
         eprintln!("{failure}");
         failure.code
     })
+}
+
+fn run(options: &args::Run) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            Failure::new(
+                "the command could not be started",
+                error.to_string(),
+                "the machine may be short of descriptors; try again",
+            )
+        })?;
+    let outcome = runtime.block_on(run::run(options));
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Help and version go to standard output and are a success; everything else was no command.

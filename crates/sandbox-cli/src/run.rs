@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use sandbox_core::policy::FallbackPolicy;
+use sandbox_core::policy::{ALLOW_UNSANDBOXED, FallbackPolicy};
 use sandbox_core::{
-    Backend, Caps, Chunk, Cmd, ContainerName, ContainerSpec, EndedBy, Error, ErrorKind, ExecResult,
-    Execution, Limits, OutputLimits, Overflow, Result, RootFs, Source, Stdin,
+    Backend, Chunk, Cmd, ContainerName, ContainerSpec, EndedBy, Error, ErrorKind, ExecResult,
+    Execution, Handle, Limits, NetworkMode, OutputLimits, Overflow, Result, RootFs, Source, Stdin,
 };
 use sandbox_native::Native;
 use tokio::sync::mpsc;
@@ -38,14 +38,11 @@ pub(crate) async fn run(options: &Run) -> Result<u8, Failure> {
         )
     })?;
     let made = tokio::select! {
-        made = make(&spec) => made?,
+        made = make(&spec, options) => made?,
         // Dropping a create leaves nothing behind.
         ended = signals.end() => return Ok(ended.code),
     };
     let (backend, handle) = made;
-    if let Some(warning) = warning(&backend.capabilities()) {
-        eprintln!("{warning}");
-    }
     let outcome = match backend.exec(&handle, cmd.clone()).await {
         Ok(execution) => attend(execution, &cmd, &mut signals).await,
         Err(error) => Err(error.into()),
@@ -66,7 +63,7 @@ fn spec(options: &Run) -> Result<ContainerSpec, Failure> {
     let root = options.root()?.map_or(RootFs::System, RootFs::Dir);
     let mut spec = ContainerSpec::new(ContainerName::new(name)?, Source::Workdir { root });
     spec.user = options.user.clone();
-    spec.network = options.network();
+    spec.network = options.network().unwrap_or_default();
     spec.binds = options.binds()?;
     spec.limits = Limits {
         memory: options.memory,
@@ -98,20 +95,30 @@ fn command(options: &Run) -> Result<Cmd, Failure> {
     Ok(cmd)
 }
 
+type Made = (Arc<dyn Backend>, Handle);
+
 /// The backend and a sandbox of it. Where none can be made, the owner's policy decides (rule POL-4).
-async fn make(spec: &ContainerSpec) -> Result<(Arc<dyn Backend>, sandbox_core::Handle), Failure> {
+async fn make(spec: &ContainerSpec, options: &Run) -> Result<Made, Failure> {
     let failure = match sandboxed(spec).await {
         Ok(made) => return Ok(made),
-        Err(error) if is_outage(&error) => error,
+        Err(error) if is_outage(&error) => error.to_string(),
         Err(error) => return Err(error.into()),
     };
-    let permit = FallbackPolicy::from_vars(std::env::vars_os()).decide(&failure.to_string())?;
+    let permit = FallbackPolicy::from_vars(std::env::vars_os()).decide(&failure)?;
+    eprintln!(
+        "sandbox: NOT SANDBOXED. No sandbox could be made ({failure}),\nand {ALLOW_UNSANDBOXED} allows running without one."
+    );
+    let mut spec = spec.clone();
+    if options.network().is_none() {
+        // Nothing was asked of the network, and there is no other than the host's. What was asked for is refused.
+        spec.network = NetworkMode::Host;
+    }
     let backend: Arc<dyn Backend> = Arc::new(Native::builder().unsandboxed(permit).build().await?);
-    let handle = backend.create(spec.clone()).await?;
+    let handle = backend.create(spec).await?;
     Ok((backend, handle))
 }
 
-async fn sandboxed(spec: &ContainerSpec) -> Result<(Arc<dyn Backend>, sandbox_core::Handle)> {
+async fn sandboxed(spec: &ContainerSpec) -> Result<Made> {
     let backend: Arc<dyn Backend> = Arc::new(Native::builder().build().await?);
     let handle = backend.create(spec.clone()).await?;
     Ok((backend, handle))
@@ -123,18 +130,6 @@ fn is_outage(error: &Error) -> bool {
         error.kind(),
         ErrorKind::Isolation | ErrorKind::Unavailable | ErrorKind::SandboxRequired
     )
-}
-
-/// What has to be said aloud if the command is not isolated.
-fn warning(caps: &Caps) -> Option<String> {
-    let walls = caps.isolation.walls();
-    walls.iter().all(|(_, wall)| !wall.is_yes()).then(|| {
-        format!(
-            "sandbox: WARNING: NOT SANDBOXED. The command runs on the host with your rights, files and network.\n  why:  {}\n  help: unset {} to refuse this",
-            walls[0].1.reason().unwrap_or("no sandbox is available"),
-            sandbox_core::policy::ALLOW_UNSANDBOXED
-        )
-    })
 }
 
 /// Passes input, output and signals between the caller and the command, to its end.
