@@ -336,7 +336,7 @@ impl Execution {
     }
 
     /// The result, after the chunks that were not read (they are kept in it up to its limits). Asked again it answers the same.
-    /// Safe to cancel.
+    /// Safe to cancel. A piped input that was not taken ends now: nobody could write to it.
     ///
     /// ```
     /// use sandbox_core::{EndedBy, ExecResult, Execution, ExitStatus, OutputLimits};
@@ -351,6 +351,7 @@ impl Execution {
         if let Some(result) = &self.finished {
             return result.clone();
         }
+        self.stdin = None;
         while self.chunks.recv().await.is_some() {}
         let result = (&mut self.result).await.unwrap_or_else(|_| abandoned());
         self.finished.insert(result).clone()

@@ -281,7 +281,7 @@ fn cut_data(events: &[TreeEvent], sizes: &[usize]) -> Vec<TreeEvent> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn decode_is_the_inverse_of_encode(events in events()) {
@@ -841,7 +841,7 @@ fn bombs_are_stopped_by_what_they_inflate_to() {
         header,
     ]));
     too_large(archive(&vec![Raw::new("./", b'5'); 11]));
-    too_large(gzip(&[]).repeat(200_000));
+    too_large(gzip(&[]).repeat(120_000));
 }
 
 /// A tree with everything that is awkward, written by `encode`, read by the tools that people have.
