@@ -159,8 +159,10 @@ fn default_directory(variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     if let Some(path) = given("SANDBOX_STATE_DIR") {
         return path;
     }
-    if geteuid().is_root() {
-        return "/var/lib/sandbox".into();
+    let of_root = Path::new("/var/lib/sandbox");
+    // Root of a user namespace may not write there.
+    if geteuid().is_root() && may_make(of_root) {
+        return of_root.into();
     }
     given("XDG_STATE_HOME")
         .map(|path| path.join("sandbox"))
