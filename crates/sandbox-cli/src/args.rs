@@ -70,23 +70,23 @@ pub(crate) struct Run {
     cwd: Option<OsString>,
 
     /// Ends the command with everything it started after this long: 500ms, 30s, 2m, 1h30m.
-    #[arg(long, value_name = "DURATION", value_parser = quantity::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = quantity::duration, allow_negative_numbers = true)]
     pub(crate) timeout: Option<Duration>,
 
     /// The most memory of all processes together: 64m, 1.5g.
-    #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::size, allow_negative_numbers = true)]
     pub(crate) memory: Option<u64>,
 
     /// The most the sandbox may write to its own file system: 64m, 1.5g.
-    #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::size, allow_negative_numbers = true)]
     pub(crate) disk: Option<u64>,
 
     /// The most CPU time per time: 0.5 is half a core.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) cpus: Option<f64>,
 
     /// The most processes and threads at once.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) pids: Option<u64>,
 
     /// What the command can reach: its own loopback only (the default), or all that the host can reach.

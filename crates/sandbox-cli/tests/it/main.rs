@@ -7,6 +7,7 @@ mod terminal;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -181,7 +182,7 @@ fn a_slow_reader_gets_everything_although_the_timeout_has_passed() {
                 "--",
                 "head",
                 "-c",
-                "1500000",
+                "600000",
                 "/dev/zero",
             ])
             .stdout(Stdio::piped())
@@ -194,7 +195,7 @@ fn a_slow_reader_gets_everything_although_the_timeout_has_passed() {
         stdout.read_to_end(&mut received).unwrap();
         assert_eq!(
             (received.len(), child.wait().unwrap().code()),
-            (1_500_000, Some(0))
+            (600_000, Some(0))
         );
     });
 }
@@ -490,9 +491,7 @@ fn a_root_directory_is_the_base_and_stays_as_it_was() {
     each(|who| {
         let root = who.directory();
         fs::create_dir(root.path().join("bin")).unwrap();
-        let shell = root.path().join("bin/sh");
-        fs::copy("/bin/busybox", &shell).expect("busybox-static is installed");
-        fs::set_permissions(&shell, fs::Permissions::from_mode(0o755)).unwrap();
+        support::copy_program(Path::new("/bin/busybox"), &root.path().join("bin/sh"));
         fs::write(root.path().join("greeting"), "hello").unwrap();
         who.give(root.path());
         let directory = root.path().to_str().unwrap();

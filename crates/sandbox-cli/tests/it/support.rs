@@ -43,9 +43,16 @@ pub(crate) fn each(test: impl Fn(&Who)) {
             identity: *identity,
             home: open_directory(),
         };
-        fs::copy(env!("CARGO_BIN_EXE_sandbox"), who.binary()).unwrap();
+        copy_program(Path::new(env!("CARGO_BIN_EXE_sandbox")), &who.binary());
         test(&who);
     }
+}
+
+/// Copies a program with another process: a writer in this one would be inherited by what other tests are just starting, and a
+/// file that is open for writing cannot be executed.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg(from).arg(to).status().unwrap();
+    assert!(status.success(), "{from:?} could not be copied");
 }
 
 fn open_directory() -> TempDir {
