@@ -50,7 +50,7 @@ struct Place {
 pub(crate) struct Cgroups {
     name: String,
     places: BTreeMap<Controller, Place>,
-    reason: String,
+    reasons: BTreeMap<Controller, String>,
 }
 
 /// The groups of one sandbox.
@@ -70,17 +70,22 @@ impl Cgroups {
         let mut cgroups = Cgroups {
             name,
             places: BTreeMap::new(),
-            reason: String::new(),
+            reasons: BTreeMap::new(),
         };
         match candidates() {
-            Err(error) => cgroups.reason = format!("the control groups could not be read: {error}"),
+            Err(error) => {
+                let reason = format!("the control groups could not be read: {error}");
+                cgroups.reasons = Controller::ALL.map(|controller| (controller, reason.clone())).into();
+            }
             Ok(candidates) => {
                 for (controller, places) in candidates {
                     match cgroups.first_usable(controller, &places) {
                         Ok(place) => {
                             cgroups.places.insert(controller, place);
                         }
-                        Err(reason) => cgroups.reason = reason,
+                        Err(reason) => {
+                            cgroups.reasons.insert(controller, reason);
+                        }
                     }
                 }
             }
@@ -89,21 +94,21 @@ impl Cgroups {
     }
 
     fn first_usable(&self, controller: Controller, places: &[Place]) -> Result<Place, String> {
-        let mut reason = "the kernel has no such controller".to_owned();
+        let mut first = None;
         for place in places {
             let group = place.parent.join(&self.name);
             let existed = group.is_dir();
             match self.try_place(controller, place) {
                 Ok(()) => return Ok(place.clone()),
                 Err(error) => {
-                    reason = format!("{}: {error}", place.parent.display());
+                    first.get_or_insert(format!("{}: {error}", place.parent.display()));
                     if !existed {
                         let _ = fs::remove_dir(&group);
                     }
                 }
             }
         }
-        Err(reason)
+        Err(first.unwrap_or_else(|| "the system has no such controller".into()))
     }
 
     /// Makes the session's group and a group in it, and sets a limit there.
@@ -137,7 +142,7 @@ impl Cgroups {
         Support::no(format!(
             "no control group with the {} controller can be made ({}); run as root, or in a delegated group: systemd-run --user --scope -p Delegate=yes",
             controller.name(),
-            self.reason
+            self.reasons.get(&controller).map_or("", String::as_str)
         ))
     }
 
@@ -405,7 +410,7 @@ fn places(controller: Controller, mounts: &str, own: &str) -> Vec<Place> {
         let Some(within) = path.and_then(|path| Path::new(path).strip_prefix(root).ok()) else {
             continue;
         };
-        let group = Path::new(point).join(within);
+        let group: PathBuf = Path::new(point).join(within).components().collect();
         let above = group
             .parent()
             .filter(|parent| parent.starts_with(point))
