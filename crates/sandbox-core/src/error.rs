@@ -225,7 +225,7 @@ pub enum Error {
     },
 
     /// The runtime behind the sandbox is away: neither an exit code nor an absent file.
-    #[error("{target} is unavailable: {detail}{}", if *.never_started { "; nothing was started" } else { "; what the operation did is unknown" })]
+    #[error("{target} is unavailable{}{}", Because(.detail), WhatItDid(*.never_started))]
     Unavailable {
         /// What is away (an engine, a sandbox's supervisor, …).
         target: String,
@@ -539,6 +539,101 @@ impl fmt::Display for AtEntry<'_> {
             Ok(())
         } else {
             write!(f, " at entry {:?}", self.0)
+        }
+    }
+}
+
+/// Whether the operation of an `Unavailable` may have had effects, so that nobody repeats it lightly.
+struct WhatItDid(bool);
+
+impl fmt::Display for WhatItDid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            true => ". Nothing was started, neither in a sandbox nor on the host",
+            false => {
+                ". This is not the result of the operation, whose effects are unknown; it was neither repeated nor run on the host"
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unavailable_says_what_is_known_of_the_operation() {
+        let text = |never_started, detail: &str| {
+            let error = Error::Unavailable {
+                target: "the engine".into(),
+                never_started,
+                detail: detail.into(),
+            };
+            error.to_string()
+        };
+        assert_eq!(
+            text(true, "no socket"),
+            "the engine is unavailable: no socket. Nothing was started, neither in a sandbox nor on the host"
+        );
+        let unknown = text(false, "");
+        assert!(
+            unknown.starts_with("the engine is unavailable. "),
+            "{unknown}"
+        );
+        for part in [
+            "effects are unknown",
+            "neither repeated nor run on the host",
+        ] {
+            assert!(unknown.contains(part), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn a_duplicate_has_the_same_kind_and_text_where_callers_route_on_it() {
+        let reason = CancelReason::new("x");
+        let errors = [
+            Error::cancelled(),
+            Error::Cancelled {
+                reason: Some(reason.clone()),
+            },
+            Error::invalid_spec("a", "b"),
+            Error::io("a", io::Error::from(io::ErrorKind::TimedOut)),
+            Error::SandboxExited { code: 3 },
+            Error::SandboxRequired {
+                failure: "a".into(),
+            },
+            Error::UnknownHandle { id: "a".into() },
+            Error::Unsupported {
+                backend: "a".into(),
+                operation: "b".into(),
+                reason: "c".into(),
+            },
+            Error::ImageUnavailable {
+                image: "a".into(),
+                source: "b".into(),
+            },
+            Error::Isolation {
+                layer: "a".into(),
+                cause: "b".into(),
+                remedy: "c".into(),
+            },
+            Error::Unavailable {
+                target: "a".into(),
+                never_started: true,
+                detail: "b".into(),
+            },
+        ];
+        for error in errors {
+            let duplicate = error.duplicate();
+            assert_eq!(duplicate.kind(), error.kind());
+            assert_eq!(duplicate.to_string(), error.to_string());
+        }
+        let cancelled = Error::Cancelled {
+            reason: Some(reason.clone()),
+        };
+        match cancelled.duplicate() {
+            Error::Cancelled { reason: Some(same) } => assert!(same.same_as(&reason)),
+            other => panic!("{other:?}"),
         }
     }
 }
