@@ -81,11 +81,14 @@ impl Run {
             let who = uid.map_or("this user".into(), |uid| format!("uid {uid}"));
             let how = if frames { "frames" } else { "descriptors" };
             self.step(&format!("conformance of native, {who}, {how}"), || {
-                let place = open_directory();
-                let mut command = program(&copy(&executable(), place.path()), place.path(), uid);
+                let mut command =
+                    Command::new(std::env::current_exe().expect("this program has a path"));
                 command.args(["conformance", "native"]);
                 if frames {
                     command.arg("--frames");
+                }
+                if let Some(uid) = uid {
+                    command.args(["--as-user", &uid.to_string()]);
                 }
                 succeeds(&mut command)
             });
@@ -101,7 +104,7 @@ impl Run {
                 !binaries.is_empty()
                     && binaries.iter().all(|binary| {
                         let copied = copy(binary, place.path());
-                        succeeds(&mut program(&copied, place.path(), Some(uid)))
+                        succeeds(&mut program(&copied, place.path(), uid))
                     })
             });
         }
@@ -146,10 +149,6 @@ fn succeeds(command: &mut Command) -> bool {
     }
 }
 
-fn executable() -> PathBuf {
-    std::env::current_exe().expect("this program has a path")
-}
-
 /// The executables that hold a package's tests, which an earlier step has built.
 fn test_binaries(package: &str) -> Vec<PathBuf> {
     let arguments = [
@@ -186,18 +185,16 @@ fn copy(binary: &Path, directory: &Path) -> PathBuf {
 }
 
 /// A program as another user, with no more of this one's environment than any program needs.
-fn program(path: &Path, directory: &Path, uid: Option<u32>) -> Command {
+fn program(path: &Path, directory: &Path, uid: u32) -> Command {
     let mut command = Command::new(path);
-    command.current_dir(directory);
-    if let Some(uid) = uid {
-        command
-            .env_clear()
-            .env(
-                "PATH",
-                "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            )
-            .uid(uid)
-            .gid(uid);
-    }
+    command
+        .current_dir(directory)
+        .env_clear()
+        .env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        )
+        .uid(uid)
+        .gid(uid);
     command
 }
