@@ -111,7 +111,12 @@ pub(crate) enum Stop {
 impl Stop {
     #[track_caller]
     pub(crate) fn fail(text: impl fmt::Display) -> Self {
-        Stop::Fail(format!("{text} ({})", place(Location::caller())))
+        Stop::fail_at(text, Location::caller())
+    }
+
+    /// For helpers whose failures are their callers'.
+    pub(crate) fn fail_at(text: impl fmt::Display, location: &Location<'_>) -> Self {
+        Stop::Fail(format!("{text} ({})", place(location)))
     }
 }
 

@@ -173,16 +173,13 @@ impl Place {
     #[track_caller]
     pub(crate) fn out(&self, script: &str) -> impl Future<Output = Done<String>> {
         let at = std::panic::Location::caller();
-        let script = script.to_owned();
         async move {
-            let result = self.sh(&script).await?;
+            let fail =
+                |what: String| Stop::fail_at(format!("the script {} {what}", short(&script)), at);
+            let result = self.sh(script).await;
+            let result = result.map_err(|error| fail(format!("was not started: {error}")))?;
             if !result.success() {
-                return Err(Stop::fail(format!(
-                    "the script {} of line {} did not succeed: {}",
-                    short(&script),
-                    at.line(),
-                    short(&result)
-                )));
+                return Err(fail(format!("did not succeed: {}", short(&result))));
             }
             Ok(String::from_utf8_lossy(&result.stdout).into_owned())
         }

@@ -14,7 +14,7 @@ mod verdict;
 
 pub use case::{Case, Level};
 pub use cases::all;
-pub use factory::Factory;
+pub use factory::{BoxFuture, Factory};
 pub use needs::{Ability, Need};
 pub use report::{Report, Row};
 pub use runner::{Options, run};

@@ -121,10 +121,10 @@ async fn names_at_the_edge_of_the_alphabet_work(cx: Context) -> Done {
 }
 
 async fn name_of_a_live_sandbox_is_taken(cx: Context) -> Done {
-    let place = cx.place().await?;
+    let spec = cx.spec()?;
+    let again = spec.clone();
+    let place = cx.place_of(spec).await?;
     place.write("file", "first").await?;
-    let mut again = cx.spec()?;
-    again.name = place.handle.name.clone();
     refused(
         cx.backend().create(again).await,
         ErrorKind::AlreadyExists,
@@ -162,65 +162,70 @@ async fn one_of_many_creates_of_a_name_wins(cx: Context) -> Done {
 }
 
 async fn bad_specs_are_refused_before_anything(cx: Context) -> Done {
-    type Change = fn(&mut ContainerSpec) -> sandbox_core::Result<()>;
-    let changes: [(&str, Change); 14] = [
-        ("an empty variable name", |s| Ok(s.env.set("", "x"))),
-        ("a variable name with =", |s| Ok(s.env.set("A=B", "x"))),
-        ("a variable with NUL", |s| Ok(s.env.set("A", "x\0y"))),
-        ("a relative workdir", |s| {
-            Ok(s.workdir = Some(SandboxPath::new("work")?))
-        }),
-        ("no memory", |s| {
-            Ok(s.limits = Limits {
-                memory: Some(0),
-                ..Limits::default()
-            })
-        }),
-        ("no processes", |s| {
-            Ok(s.limits = Limits {
-                pids: Some(0),
-                ..Limits::default()
-            })
-        }),
-        ("no disk", |s| {
-            Ok(s.limits = Limits {
-                disk: Some(0),
-                ..Limits::default()
-            })
-        }),
-        ("negative cpus", |s| {
-            Ok(s.limits = Limits {
-                cpus: Some(-1.0),
-                ..Limits::default()
-            })
-        }),
-        ("cpus that are no number", |s| {
-            Ok(s.limits = Limits {
-                cpus: Some(f64::NAN),
-                ..Limits::default()
-            })
-        }),
-        ("a relative bind source", |s| {
-            Ok(s.binds = vec![Bind::read_only("data", SandboxPath::new("/data")?)])
-        }),
-        ("a bind over the root", |s| {
-            Ok(s.binds = vec![Bind::read_only("/tmp", SandboxPath::new("/")?)])
-        }),
-        ("a bind target with ..", |s| {
-            Ok(s.binds = vec![Bind::read_only("/tmp", SandboxPath::new("/a/../b")?)])
-        }),
-        ("no time to live", |s| {
-            Ok(s.lifetime = Lifetime::Detached {
-                ttl: Duration::ZERO,
-            })
-        }),
-        ("an empty compose file", |s| {
-            Ok(s.source = Source::Compose(ComposeSource::new(" \n", "app")))
-        }),
-    ];
-    for (what, change) in changes {
+    let memory = |bytes| Limits {
+        memory: Some(bytes),
+        ..Limits::default()
+    };
+    let cpus = |cpus| Limits {
+        cpus: Some(cpus),
+        ..Limits::default()
+    };
+    let bind = |source: &str, target: &str| -> Done<Vec<Bind>> {
+        Ok(vec![Bind::read_only(source, SandboxPath::new(target)?)])
+    };
+    let changed = |change: &dyn Fn(&mut ContainerSpec)| -> Done<ContainerSpec> {
         let mut spec = cx.spec()?;
-        change(&mut spec)?;
+        change(&mut spec);
+        Ok(spec)
+    };
+    let work = SandboxPath::new("work")?;
+    let (relative, root, up) = (
+        bind("data", "/data")?,
+        bind("/tmp", "/")?,
+        bind("/tmp", "/a/../b")?,
+    );
+    let specs = [
+        ("an empty variable name", changed(&|s| s.env.set("", "x"))?),
+        (
+            "a variable name with =",
+            changed(&|s| s.env.set("A=B", "x"))?,
+        ),
+        ("a variable with NUL", changed(&|s| s.env.set("A", "x\0y"))?),
+        (
+            "a relative workdir",
+            changed(&|s| s.workdir = Some(work.clone()))?,
+        ),
+        ("no memory", changed(&|s| s.limits = memory(0))?),
+        ("no processes", changed(&|s| s.limits.pids = Some(0))?),
+        ("no disk", changed(&|s| s.limits.disk = Some(0))?),
+        ("negative cpus", changed(&|s| s.limits = cpus(-1.0))?),
+        (
+            "cpus that are no number",
+            changed(&|s| s.limits = cpus(f64::NAN))?,
+        ),
+        (
+            "a relative bind source",
+            changed(&|s| s.binds = relative.clone())?,
+        ),
+        (
+            "a bind over the root",
+            changed(&|s| s.binds = root.clone())?,
+        ),
+        ("a bind target with ..", changed(&|s| s.binds = up.clone())?),
+        (
+            "no time to live",
+            changed(&|s| {
+                s.lifetime = Lifetime::Detached {
+                    ttl: Duration::ZERO,
+                }
+            })?,
+        ),
+        (
+            "an empty compose file",
+            changed(&|s| s.source = Source::Compose(ComposeSource::new(" \n", "app")))?,
+        ),
+    ];
+    for (what, spec) in specs {
         refused(
             cx.backend().create(spec).await,
             ErrorKind::InvalidSpec,
