@@ -970,7 +970,12 @@ impl Server {
     }
 
     fn register_sources(&mut self, number: u32, id: u32) {
-        let Some(operation) = self.operation(number, id) else { return };
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if connection.execs.get(&id).is_some_and(|exec| !exec.started_sent) {
+            // The host learns of the start before it gets output.
+            return;
+        }
+        let Some(operation) = connection.operations.get_mut(&id) else { return };
         let changes: Vec<(u8, Fd, Registered, bool)> = operation
             .sources
             .iter()

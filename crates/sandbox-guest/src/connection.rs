@@ -72,9 +72,19 @@ impl Connection {
         });
         let weak = Arc::downgrade(&connection);
         let mut writer = writer;
+        let mut closed = connection.closed.subscribe();
         tokio::spawn(async move {
-            while let Some(outgoing) = queue.recv().await {
-                let sent = writer.send(outgoing).await;
+            loop {
+                let outgoing = tokio::select! {
+                    outgoing = queue.recv() => outgoing,
+                    _ = closed.changed() => return,
+                };
+                let Some(outgoing) = outgoing else { return };
+                let sent = tokio::select! {
+                    sent = writer.send(outgoing) => sent,
+                    // The other side does not read; nobody on this side waits for it any more.
+                    _ = closed.changed() => return,
+                };
                 let Some(connection) = weak.upgrade() else { return };
                 if let Err(error) = sent {
                     return connection.close(&format!("writing to it failed: {error}"));
@@ -203,8 +213,10 @@ impl Connection {
             first
         });
         lock(&self.operations).clear();
-        // Closes the socket once the tasks have seen it.
-        lock(&self.out).direct = None;
+        // At once, also where no task runs any more that could drop the socket.
+        if let Some(writer) = lock(&self.out).direct.take() {
+            writer.shut_down();
+        }
     }
 
     /// Resolves when the connection has ended.

@@ -150,8 +150,8 @@ pub(crate) async fn stat(connection: &Arc<Connection>, path: &SandboxPath) -> Re
     let event = operation.expect(to_host::STAT).await?;
     operation.over = true;
     let mut decoder = Decoder::new(&event.payload);
-    let decoded = decoder.u8().and_then(|kind| Ok((kind, decoder.u64()?)));
-    let (kind, size) = decoded.map_err(|malformed| connection.violated(malformed))?;
+    let decoded = decoder.u8().and_then(|kind| Ok((kind, decoder.u64()?, decoder.end()?)));
+    let (kind, size, ()) = decoded.map_err(|malformed| connection.violated(malformed))?;
     Ok(FileStat { kind: file_kind(kind), size })
 }
 

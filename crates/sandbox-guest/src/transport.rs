@@ -96,6 +96,14 @@ impl Writer {
         Some(Ok(true))
     }
 
+    /// Ends both directions now.
+    pub(crate) fn shut_down(&self) {
+        if let Writer::Local(socket) = self {
+            // It may have ended already.
+            let _ = rustix::net::shutdown(socket.as_fd(), rustix::net::Shutdown::Both);
+        }
+    }
+
     /// Sends all of it.
     pub(crate) async fn send(&mut self, mut outgoing: Outgoing) -> io::Result<()> {
         if let Writer::Stream(stream) = self {

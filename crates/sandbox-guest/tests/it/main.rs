@@ -65,7 +65,10 @@ impl Drop for Guest {
         self.client.close();
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.child.try_wait().expect("wait").is_none() {
-            assert!(Instant::now() < deadline, "the guest did not end with its connection");
+            if Instant::now() >= deadline {
+                let _ = self.child.kill();
+                assert!(std::thread::panicking(), "the guest did not end with its connection");
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -82,12 +85,12 @@ macro_rules! both_ways {
 
             async fn check($guest: &Guest) $body
 
-            #[tokio::test]
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn with_descriptors() {
                 check(&Guest::start(true).await).await;
             }
 
-            #[tokio::test]
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn in_frames() {
                 check(&Guest::start(false).await).await;
             }
@@ -207,8 +210,12 @@ both_ways! {
     }
 
     a_cancel_ends_the_whole_tree(guest) {
-        let script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; setsid sleep 300.25 >/dev/null 2>&1 & wait' & \
-                      (sh -c 'sleep 300.25 & kill -STOP $$' &) ; echo up; sleep 300.25";
+        // Unique on the host: without a namespace of its own the guest sees all processes.
+        let mark = format!("300.{}", guest.child.id());
+        let script = format!(
+            "trap '' TERM; setsid sh -c 'trap \"\" TERM; setsid sleep {mark} >/dev/null 2>&1 & wait' & \
+             (sh -c 'sleep {mark} & kill -STOP $$' &) ; echo up; sleep {mark}"
+        );
         let token = CancelToken::new();
         let cmd = Cmd::shell(script).cancel(token.clone()).grace(Duration::from_millis(100));
         let mut execution = guest.client.exec(&cmd, guest.context()).await.expect("it starts");
@@ -218,7 +225,8 @@ both_ways! {
         let result = execution.wait().await;
         assert_eq!(result.ended_by, EndedBy::Cancelled);
         assert!(result.error.is_none(), "{:?}", result.error);
-        let left = guest.run(Cmd::shell("grep -l 'sleep.300.25' /proc/[0-9]*/cmdline 2>/dev/null | wc -l")).await;
+        let look = format!("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'slee[p] {mark}'");
+        let left = guest.run(Cmd::shell(look)).await;
         assert_eq!(String::from_utf8_lossy(&left.stdout).trim(), "0");
         assert_eq!(&other.expect("it starts").wait().await.stdout[..], b"unharmed\n");
     }
