@@ -106,7 +106,7 @@ async fn make(spec: &ContainerSpec, options: &Run) -> Result<Made, Failure> {
     };
     let permit = FallbackPolicy::from_vars(std::env::vars_os()).decide(&failure)?;
     eprintln!(
-        "sandbox: NOT SANDBOXED. No sandbox could be made ({failure}),\nand {ALLOW_UNSANDBOXED} allows running without one."
+        "sandbox: NOT SANDBOXED: the command runs on the host, with your rights, files and network\n  why:  {failure}\n  help: unset {ALLOW_UNSANDBOXED} to have this refused"
     );
     let mut spec = spec.clone();
     if options.network().is_none() {

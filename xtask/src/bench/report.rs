@@ -92,7 +92,8 @@ impl Row {
     }
 }
 
-fn time(time: Duration) -> String {
+/// A time with a unit that suits it.
+pub(super) fn time(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     if seconds < 1e-3 {
         format!("{:.0} µs", seconds * 1e6)

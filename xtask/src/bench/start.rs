@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sandbox_core::{Backend, Cmd, Error, Handle, Result};
 
-use super::report::{Goal, Row};
+use super::report::{Goal, Row, time};
 use super::{Bench, median, middle};
 
 const EXEC_ROUNDS: usize = 2_000;
@@ -99,27 +99,27 @@ pub(super) fn exec_parallel(bench: &Bench) -> Result<Vec<Row>> {
     })
 }
 
-/// The same exec from a small and from a large host process.
+/// The same exec from a small and from a large host process, in turns.
 pub(super) fn exec_large_host(bench: &Bench) -> Result<Vec<Row>> {
+    const TURNS: usize = 4;
     bench.runtime.block_on(async {
         let handle = bench.sandbox("exec-large-host").await?;
-        let mut small = execs(bench, &handle, 500).await?;
         let gigabytes = memory_to_take();
-        // Written to, or the kernel would not give it.
-        let memory = vec![1_u8; gigabytes << 30];
-        let mut large = execs(bench, &handle, 500).await?;
-        let mut host = Vec::new();
-        for _ in 0..50 {
-            host.push(timed_host(bench).await?);
+        let (mut small, mut large, mut host) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            small.extend(execs(bench, &handle, 300).await?);
+            // Written to, or the kernel would not give it.
+            let memory = vec![1_u8; gigabytes << 30];
+            large.extend(execs(bench, &handle, 300).await?);
+            for _ in 0..20 {
+                host.push(timed_host(bench).await?);
+            }
+            let touched = std::hint::black_box(&memory).iter().step_by(4096);
+            assert!(
+                touched.copied().all(|byte| byte == 1),
+                "the memory was kept"
+            );
         }
-        assert!(
-            std::hint::black_box(&memory)
-                .iter()
-                .step_by(4096)
-                .all(|byte| *byte == 1)
-        );
-        drop(memory);
-        small.extend(execs(bench, &handle, 500).await?);
         bench.backend.destroy(&handle).await?;
         let (small, large) = (median(&mut small), median(&mut large));
         let mut row = Row::ratio(
@@ -129,8 +129,10 @@ pub(super) fn exec_large_host(bench: &Bench) -> Result<Vec<Row>> {
             Some(small),
         );
         row.detail = format!(
-            "{large:.0?} with {gigabytes} GiB, {small:.0?} without; tokio output() with it {:.0?}",
-            median(&mut host)
+            "{} with {gigabytes} GiB, {} without; tokio output() with it {}",
+            time(large),
+            time(small),
+            time(median(&mut host))
         );
         Ok(vec![row])
     })
