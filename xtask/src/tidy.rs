@@ -152,6 +152,11 @@ fn manifests(tree: &Tree) -> Vec<String> {
                 findings.push(format!("{}: lacks {wanted:?}", file.path));
             }
         }
+        for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            if tree.text(licence) != tree.text(&format!("crates/{name}/{licence}")) {
+                findings.push(format!("crates/{name}: does not carry {licence}"));
+            }
+        }
         let readme = format!("crates/{name}/README.md");
         if tree
             .text(&readme)
