@@ -131,7 +131,7 @@ fn set_up() -> Step<server::Config> {
     let pair = sys::socket_pair().map_err(|errno| message(errno, "socketpair"))?;
     let (host_end, box_end) = pair;
     let (pid, pidfd) = steps.run("namespaces", || {
-        sys::fork_into(namespaces(&setup)).about("clone3")
+        sys::fork_into(namespaces(&setup)).about("cloning into new namespaces")
     })?;
     if let Some(pidfd) = pidfd {
         drop(box_end);

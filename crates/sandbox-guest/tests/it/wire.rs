@@ -97,11 +97,8 @@ proptest! {
         kind in 1u8..24,
     ) {
         let dir = tempfile::tempdir().expect("a directory");
-        let program = dir.path().join("init");
-        std::fs::write(&program, sandbox_guest::INIT).expect("written");
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
         let (mut near, far) = UnixStream::pair().expect("a socket pair");
-        let mut child = Command::new(&program)
+        let mut child = Command::new(crate::program())
             .args(["serve", "confined"])
             .current_dir(dir.path())
             .stdin(Stdio::from(OwnedFd::from(far)))
