@@ -159,7 +159,10 @@ fn range_within(map: &str) -> Ids {
     let largest = ranges.into_iter().max_by_key(|(_, count)| *count);
     match largest {
         // Root of a namespace with one id is as much of a user as any other.
-        Some((first, 1)) if !has_default => Ids::Single { uid: first, gid: first },
+        Some((first, 1)) if !has_default => Ids::Single {
+            uid: first,
+            gid: first,
+        },
         Some((first, count)) if !has_default => {
             let half = (count / 2).min(IDS);
             Ids::Range {

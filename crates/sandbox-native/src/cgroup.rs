@@ -75,7 +75,9 @@ impl Cgroups {
         match candidates() {
             Err(error) => {
                 let reason = format!("the control groups could not be read: {error}");
-                cgroups.reasons = Controller::ALL.map(|controller| (controller, reason.clone())).into();
+                cgroups.reasons = Controller::ALL
+                    .map(|controller| (controller, reason.clone()))
+                    .into();
             }
             Ok(candidates) => {
                 for (controller, places) in candidates {

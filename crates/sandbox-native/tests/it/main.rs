@@ -2,4 +2,13 @@
 //! hostile program can reach.
 
 mod basics;
+mod escapes;
+mod helper;
+mod hostile;
+mod lifetime;
+mod limits;
+mod ordinary;
+mod roots;
+mod state;
 mod support;
+mod walls;

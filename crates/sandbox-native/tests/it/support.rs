@@ -1,11 +1,9 @@
 //! What tests share.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use sandbox_core::{
-    Backend, Checked, Cmd, ContainerName, ContainerSpec, ExecResult, Handle, Result,
-};
+use sandbox_core::{Backend, Checked, Cmd, ContainerName, ContainerSpec, ExecResult, Handle};
 use sandbox_native::Native;
 
 /// A state directory of a test's own, which the sandboxes of any user may be kept in.
@@ -74,10 +72,6 @@ pub(crate) async fn output(native: &Checked<Native>, handle: &Handle, script: &s
     String::from_utf8_lossy(&result.stdout).into_owned()
 }
 
-pub(crate) async fn sandbox(native: &Checked<Native>, spec: ContainerSpec) -> Result<Handle> {
-    native.create(spec).await
-}
-
 /// Waits until something holds, at most so long.
 pub(crate) fn eventually(most: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + most;
@@ -90,11 +84,4 @@ pub(crate) fn eventually(most: Duration, mut holds: impl FnMut() -> bool) -> boo
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// The processes whose parent or command line says that they are a sandbox's of this state directory: those that hold a file
-/// below it open or have it as their root's upper layer.
-pub(crate) fn mounts_of(pid: u32) -> String {
-    std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("mountinfo"))
-        .unwrap_or_default()
 }
