@@ -38,6 +38,7 @@ cases! { "exec":
     chunks_are_in_order_and_at_most_64_kib ["EXEC-3"] [];
     every_line_reaches_a_slow_reader ["EXEC-3", "EXEC-4"] [];
     slow_reader_holds_the_process_back ["EXEC-3"] [];
+    many_small_writes_wait_for_a_late_reader ["EXEC-3", "EXEC-4"] [];
     short_output_is_never_lost ["EXEC-4", "EXEC-12"] [];
     result_follows_last_chunk ["EXEC-4"] [];
     result_is_the_same_when_asked_again ["EXEC-4"] [];
@@ -544,6 +545,37 @@ async fn slow_reader_holds_the_process_back(cx: Context) -> Done {
         "the status is unknown"
     );
     place.stat("written").await?;
+    Ok(())
+}
+
+/// Bounds that count pieces instead of bytes, or bytes instead of pieces, meet their opposite here.
+async fn many_small_writes_wait_for_a_late_reader(cx: Context) -> Done {
+    let place = cx.place().await?;
+    let script = "i=0; while [ $i -lt 30000 ]; do echo $i; i=$((i + 1)); done";
+    let mut execution = place.start(Cmd::shell(script)).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    ensure_eq!(
+        place.out("echo on").await?,
+        "on\n",
+        "another command meanwhile"
+    );
+    let mut all = Vec::new();
+    while let Some(chunk) = execution.next_chunk().await {
+        all.extend_from_slice(&chunk.data);
+    }
+    let expected: String = (0..30_000).map(|number| format!("{number}\n")).collect();
+    ensure!(
+        all == expected.as_bytes(),
+        "{} of {} bytes arrived intact",
+        all.len(),
+        expected.len()
+    );
+    let result = execution.wait().await;
+    ensure!(
+        result.success(),
+        "the command did not succeed: {}",
+        short(&result)
+    );
     Ok(())
 }
 

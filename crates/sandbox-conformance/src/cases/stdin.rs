@@ -19,6 +19,7 @@ cases! { "stdin":
     piped_input_is_live ["EXEC-8"] [Need::Has(Ability::Stdin)];
     closing_is_the_end_and_kills_nothing ["EXEC-8"] [Need::Has(Ability::Stdin)];
     pending_bytes_come_before_the_end ["EXEC-8"] [Need::Has(Ability::Stdin)];
+    many_small_writes_arrive ["EXEC-8"] [Need::Has(Ability::Stdin)];
     open_writer_does_not_hold_the_result ["EXEC-8", "EXEC-12"] [Need::Has(Ability::Stdin)];
     broken_pipe_is_the_writers_alone ["EXEC-8"] [Need::Has(Ability::Stdin)];
     writer_is_held_back_by_a_process_that_does_not_read ["EXEC-8", "EXEC-3"] [Need::Has(Ability::Stdin)];
@@ -186,6 +187,25 @@ async fn pending_bytes_come_before_the_end(cx: Context) -> Done {
         b"3000000\n",
         "bytes before a dropped writer"
     );
+    Ok(())
+}
+
+async fn many_small_writes_arrive(cx: Context) -> Done {
+    let place = cx.place().await?;
+    let script = "sleep 0.5; wc -c";
+    let mut execution = place.start(Cmd::shell(script).stdin_piped()).await?;
+    let mut input = execution
+        .take_stdin()
+        .ok_or_else(|| Stop::fail("there is no writer"))?;
+    let writing = tokio::spawn(async move {
+        for _ in 0..20_000 {
+            input.write_all(b"x").await?;
+        }
+        Ok::<(), std::io::Error>(())
+    });
+    let result = within(Duration::from_secs(20), "the result", execution.wait()).await?;
+    writing.await.map_err(Stop::fail)?.map_err(Stop::fail)?;
+    ensure_eq!(&result.stdout[..], b"20000\n", "bytes of 20000 writes");
     Ok(())
 }
 
