@@ -1,5 +1,6 @@
 //! `cargo xtask conformance`: the cases of the contract against one backend.
 
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -106,7 +107,7 @@ fn run(arguments: &Arguments) -> std::result::Result<u8, String> {
     let text = arguments.format == Format::Text;
     let report = runtime.block_on(sandbox_conformance::run(factory, &options, |row| {
         if text {
-            println!("{row}");
+            say(&format!("{row}\n"));
         }
     }));
     print(&report, arguments.format);
@@ -129,9 +130,14 @@ fn list(options: &Options) {
 
 fn print(report: &Report, format: Format) {
     match format {
-        Format::Text => print!("\n{}", report.summary()),
-        Format::Json => println!("{:#}", report.to_json()),
+        Format::Text => say(&format!("\n{}", report.summary())),
+        Format::Json => say(&format!("{:#}\n", report.to_json())),
     }
+}
+
+/// The exit code tells the verdict also to those who stop reading early (`| head`).
+fn say(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 struct Native {
