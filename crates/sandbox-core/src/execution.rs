@@ -718,7 +718,7 @@ impl Kept {
 /// assert_eq!(read, "hi");
 /// # });
 /// ```
-pub struct ExecStdin(Pin<Box<dyn AsyncWrite + Send>>);
+pub struct ExecStdin(Option<Pin<Box<dyn AsyncWrite + Send>>>);
 
 impl ExecStdin {
     /// Wraps a backend's writer.
@@ -727,7 +727,7 @@ impl ExecStdin {
     /// let _ = sandbox_core::ExecStdin::new(tokio::io::sink());
     /// ```
     pub fn new(writer: impl AsyncWrite + Send + 'static) -> Self {
-        ExecStdin(Box::pin(writer))
+        ExecStdin(Some(Box::pin(writer)))
     }
 }
 
@@ -743,20 +743,32 @@ impl AsyncWrite for ExecStdin {
         context: &mut Context<'_>,
         buffer: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Poll::Ready(ready!(self.0.as_mut().poll_write(context, buffer)))
+        match &mut self.0 {
+            Some(writer) => writer.as_mut().poll_write(context, buffer),
+            None => Poll::Ready(Err(std::io::ErrorKind::BrokenPipe.into())),
+        }
     }
 
     fn poll_flush(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<std::io::Result<()>> {
-        self.0.as_mut().poll_flush(context)
+        match &mut self.0 {
+            Some(writer) => writer.as_mut().poll_flush(context),
+            None => Poll::Ready(Ok(())),
+        }
     }
 
     fn poll_shutdown(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<std::io::Result<()>> {
-        self.0.as_mut().poll_shutdown(context)
+        if let Some(writer) = &mut self.0 {
+            let ended = ready!(writer.as_mut().poll_shutdown(context));
+            // A pipe ends when its last writer is closed.
+            self.0 = None;
+            return Poll::Ready(ended);
+        }
+        Poll::Ready(Ok(()))
     }
 }

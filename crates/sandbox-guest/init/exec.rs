@@ -94,7 +94,7 @@ impl Exec {
         let monitor =
             Monitor::start(plan).map_err(|error| failure(Code::Io, error.0, b"starting a process"))?;
         let described =
-            Described { program: request.argv[0].clone(), cwd: request.cwd.clone(), user: named };
+            Described { program: request.argv[0].clone(), cwd: files.cwd(&request.cwd), user: named };
         let exec = Exec {
             monitor,
             lost: false,
@@ -133,7 +133,7 @@ impl Exec {
         let error = sys::Errno(report.errno.load(Ordering::Relaxed));
         let Described { program, cwd, user } = &self.described;
         match report.step.load(Ordering::Relaxed) {
-            monitor::STEP_CWD => failure(Code::BadCwd, error.0, if cwd.is_empty() { b"." } else { cwd }),
+            monitor::STEP_CWD => failure(Code::BadCwd, error.0, cwd),
             monitor::STEP_USER => failure(Code::UserNotFound, error.0, user.as_bytes()),
             monitor::STEP_EXEC => match error {
                 sys::E2BIG => failure(Code::ArgumentsTooLong, error.0, program),
@@ -148,20 +148,24 @@ impl Exec {
         }
     }
 
-    pub(crate) fn exited(&self) -> Exited {
+    fn reported(&self) -> sys::Waited {
         let report = self.monitor.report();
-        let waited = self.own_wait.unwrap_or_else(|| sys::Waited {
+        sys::Waited {
             pid: 0,
             status: report.status.load(Ordering::Relaxed),
             user_us: report.user_us.load(Ordering::Relaxed),
             system_us: report.system_us.load(Ordering::Relaxed),
             peak_kib: report.peak_kib.load(Ordering::Relaxed),
-        });
+        }
+    }
+
+    pub(crate) fn exited(&self) -> Exited {
+        let waited = self.own_wait.unwrap_or_else(|| self.reported());
         let signal = waited.status & 0x7f;
         Exited {
             by_signal: signal != 0,
             value: if signal != 0 { signal as u8 } else { (waited.status >> 8) as u8 },
-            background: report.background.load(Ordering::Relaxed) != 0,
+            background: self.monitor.report().background.load(Ordering::Relaxed) != 0,
             user_us: waited.user_us,
             system_us: waited.system_us,
             peak_kib: waited.peak_kib,
@@ -176,17 +180,14 @@ impl Exec {
             self.reaped = true;
             let report = self.monitor.report();
             self.lost = !matches!(report.state.load(Ordering::Acquire), monitor::FAILED | monitor::GONE);
-            let state = report.state.load(Ordering::Acquire);
-            if self.lost && state == monitor::EXITED {
-                // It had reported the exit before; only the background is orphaned.
-                self.own_wait = Some(sys::Waited {
-                    pid: self.pid(),
-                    status: report.status.load(Ordering::Relaxed),
-                    ..sys::Waited::default()
-                });
+            if self.lost && report.ended.load(Ordering::Acquire) {
+                // It had seen the exit before.
+                self.own_wait = Some(sys::Waited { pid: self.pid(), ..self.reported() });
             } else if self.lost && self.pid() == 0 {
-                // Killed before it could tell what it started; that is the guest's child now and is ended with the rest.
+                // Killed before it could start anything.
                 self.own_wait = Some(sys::Waited { status: sys::SIGKILL, ..waited });
+            }
+            if self.lost && report.state.load(Ordering::Acquire) < monitor::RUNNING {
                 report.state.store(monitor::RUNNING, Ordering::Release);
             }
             true
@@ -324,7 +325,7 @@ fn framed_streams(
     Ok([stdin, output(&mut ends.stdout)?, output(&mut ends.stderr)?])
 }
 
-fn user_text(user: &UserSpec) -> String {
+pub(crate) fn user_text(user: &UserSpec) -> String {
     match user {
         UserSpec::Default => "root".into(),
         UserSpec::Name(name) => String::from_utf8_lossy(name).into_owned(),
@@ -371,7 +372,7 @@ fn plan(
         stdio,
         terminal,
         user: (foreign && !confined_or_own).then(|| (user.uid, user.gid, user.groups.clone())),
-        cwd: c_string(&files.absolute(if request.cwd.is_empty() { b"." } else { &request.cwd }))?,
+        cwd: c_string(&files.cwd(&request.cwd))?,
         programs,
         argv: request.argv.iter().map(|argument| c_string(argument)).collect::<Outcome<_>>()?,
         env: env.iter().map(|entry| c_string(entry)).collect::<Outcome<_>>()?,

@@ -70,6 +70,11 @@ impl Files {
         if path.starts_with(b"/") { path.to_vec() } else { [&self.workdir[..], b"/", path].concat() }
     }
 
+    /// Where a command starts: absolute, and the workdir if it does not say.
+    pub(crate) fn cwd(&self, cwd: &[u8]) -> Vec<u8> {
+        if cwd.is_empty() { self.workdir.clone() } else { self.absolute(cwd) }
+    }
+
     /// Opens a path, following symbolic links.
     pub(crate) fn open(&self, path: &[u8], flags: u32, mode: u32) -> Outcome<OwnedFd> {
         let absolute = self.absolute(path);

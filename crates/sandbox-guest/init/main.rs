@@ -1,6 +1,7 @@
 //! `sandbox-init`: the program inside a sandbox.
 //!
-//! - `sandbox-init box`: sets up an isolated sandbox as the message on descriptor 0 says, then serves it as its PID 1.
+//! - `sandbox-init nursery`: makes isolated sandboxes, each as the message on a socket says, and serves each as its PID 1; the sockets
+//!   come over descriptor 0.
 //! - `sandbox-init serve`: serves the place it was started in, over the socket on descriptor 0, or over descriptors 0 and 1.
 //! - `sandbox-init janitor`: removes what sandboxes of a host process left behind, once that process is gone.
 
@@ -20,7 +21,7 @@ mod wire;
 fn main() {
     let mode = std::env::args_os().nth(1).unwrap_or_default();
     match mode.to_str() {
-        Some("box") => setup::run(),
+        Some("nursery") => setup::nursery::run(),
         Some("janitor") => setup::janitor::run(),
         Some("serve") => server::serve(),
         _ => {

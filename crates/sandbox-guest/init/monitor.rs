@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::sys::{self, Errno, Fd, Sys};
 
@@ -36,6 +36,8 @@ pub(crate) struct Report {
     pub(crate) pid: AtomicI32,
     pub(crate) step: AtomicU32,
     pub(crate) errno: AtomicI32,
+    /// Whether status and usage of the direct process are known.
+    pub(crate) ended: AtomicBool,
     pub(crate) status: AtomicI32,
     pub(crate) background: AtomicU32,
     pub(crate) user_us: AtomicU64,
@@ -150,33 +152,37 @@ unsafe extern "C" fn monitor(argument: *mut u8) -> ! {
         }
         finish(shared, FAILED);
     }
-    report.pid.store(child, Ordering::Relaxed);
     report.state.store(RUNNING, Ordering::Release);
     notify(shared);
     loop {
-        match sys::wait4(-1, 0) {
-            Ok(waited) if waited.pid == child => {
-                report.status.store(waited.status, Ordering::Relaxed);
-                report.user_us.store(waited.user_us, Ordering::Relaxed);
-                report.system_us.store(waited.system_us, Ordering::Relaxed);
-                report.peak_kib.store(waited.peak_kib, Ordering::Relaxed);
-                // Orphans that are zombies already are no background.
-                let more = loop {
-                    match sys::wait4(-1, sys::WNOHANG) {
-                        Ok(waited) if waited.pid > 0 => {}
-                        Ok(_) => break true,
-                        Err(_) => break false,
-                    }
-                };
-                report.background.store(u32::from(more), Ordering::Relaxed);
-                if !more {
-                    finish(shared, GONE);
-                }
-                report.state.store(EXITED, Ordering::Release);
-                notify(shared);
-            }
-            Ok(_) => {}
+        // Looked at before it is reaped: were the monitor killed in between, nobody could tell the status any more.
+        let ended = match sys::peek_ended_child() {
+            Ok(ended) => ended,
             Err(_) => finish(shared, GONE),
+        };
+        if ended.pid == child {
+            report.status.store(ended.status, Ordering::Relaxed);
+            report.user_us.store(ended.user_us, Ordering::Relaxed);
+            report.system_us.store(ended.system_us, Ordering::Relaxed);
+            report.peak_kib.store(ended.peak_kib, Ordering::Relaxed);
+            report.ended.store(true, Ordering::Release);
+        }
+        let _ = sys::wait4(ended.pid, 0);
+        if ended.pid == child {
+            // Orphans that are zombies already are no background.
+            let more = loop {
+                match sys::wait4(-1, sys::WNOHANG) {
+                    Ok(waited) if waited.pid > 0 => {}
+                    Ok(_) => break true,
+                    Err(_) => break false,
+                }
+            };
+            report.background.store(u32::from(more), Ordering::Relaxed);
+            if !more {
+                finish(shared, GONE);
+            }
+            report.state.store(EXITED, Ordering::Release);
+            notify(shared);
         }
     }
 }
@@ -202,6 +208,8 @@ unsafe extern "C" fn child(argument: *mut u8) -> ! {
 /// Returns only if it failed: at which step, and why.
 fn become_command(shared: &Shared) -> (u32, Errno) {
     let plan = &shared.plan;
+    // Told by the child itself: it may run, and kill the monitor, before the monitor could say.
+    shared.report.pid.store(sys::getpid(), Ordering::Release);
     let _ = sys::setsid();
     let [stdin, stdout, stderr] = plan.stdio;
     // The sources are all above 2: the guest keeps 0, 1 and 2 occupied.

@@ -9,8 +9,9 @@ use crate::processes::Processes;
 use crate::streams::{Pulled, Sink, Source};
 use crate::sys::{self, EpollEvent, Fd, OwnedFd};
 use crate::tree::{Applier, Step, Walker};
+use crate::users::{self, User};
 use crate::wire::bytes::{Decoder, Encoder, Malformed};
-use crate::wire::frame::{self, Assembler, Frame, MAX_DATA, VERSION, WINDOW};
+use crate::wire::frame::{self, Assembler, FRAME_COST, Frame, MAX_DATA, VERSION, WINDOW};
 use crate::wire::message::{
     self, Code, Entry, ExecRequest, FLAG_LOCAL, Failure, STDERR, STDIN, STDOUT, UserSpec, to_guest, to_host,
 };
@@ -104,6 +105,8 @@ struct Server {
     files: Files,
     processes: Processes,
     default_user: UserSpec,
+    /// As whom files are used, if not as root.
+    file_user: Option<User>,
 }
 
 struct Connection {
@@ -186,6 +189,7 @@ impl Server {
             files: Files::new(config.workdir, confined),
             processes: Processes::new(),
             default_user: config.default_user,
+            file_user: None,
         };
         server.watch(server.signals.raw(), sys::EPOLLIN, Target::Signals)?;
         server.watch(server.reports.raw(), sys::EPOLLIN, Target::Reports)?;
@@ -480,7 +484,7 @@ impl Server {
                     self.fail(number, id, &failed);
                 }
             }
-            to_guest::DATA => self.data(number, id, frame.stream, frame.payload)?,
+            to_guest::DATA => self.as_user(|server| server.data(number, id, frame.stream, frame.payload))?,
             to_guest::EOF => self.eof(number, id, frame.stream),
             to_guest::CREDIT => self.credit(number, id, frame.stream, message::number(&frame.payload)?),
             to_guest::END => {
@@ -498,10 +502,19 @@ impl Server {
             }
             to_guest::ABORT => self.drop_operation(number, id),
             to_guest::RELEASE => self.release(number, id, passed),
-            to_guest::COMMIT => self.commit(number, id),
+            to_guest::COMMIT => self.as_user(|server| server.commit(number, id)),
             to_guest::ENTRY => {
                 let entry = Entry::decode(&frame.payload)?;
-                self.apply(number, id, entry, frame.payload.len() as u32);
+                self.as_user(|server| server.apply(number, id, entry, frame.payload.len() as u32));
+            }
+            to_guest::SET_USER => {
+                let mut decoder = Decoder::new(&frame.payload);
+                let user = UserSpec::take(&mut decoder)?;
+                decoder.end()?;
+                match self.set_user(user) {
+                    Ok(()) => self.send(number, id, to_host::DONE, 0, &[]),
+                    Err(failed) => self.fail(number, id, &failed),
+                }
             }
             to_guest::READ_FILE
             | to_guest::WRITE_FILE
@@ -512,7 +525,7 @@ impl Server {
             | to_guest::WRITE_TREE => {
                 let path = message::path(&frame.payload)?;
                 let local = frame.stream & FLAG_LOCAL != 0;
-                if let Err(failed) = self.file_call(number, id, frame.kind, local, path) {
+                if let Err(failed) = self.as_user(|server| server.file_call(number, id, frame.kind, local, path)) {
                     self.fail(number, id, &failed);
                 }
             }
@@ -526,6 +539,29 @@ impl Server {
             _ => return Err(Malformed("an unknown kind of frame")),
         }
         Ok(())
+    }
+
+    fn set_user(&mut self, spec: UserSpec) -> Outcome<()> {
+        let named = exec::user_text(&spec);
+        let user = users::find(&spec).ok_or_else(|| failure(Code::UserNotFound, 0, named.as_bytes()))?;
+        if (user.uid, user.gid) != (0, 0) {
+            let usable = sys::set_file_user(user.uid, user.gid, &user.groups);
+            let back = back_to_root(self.detached);
+            usable.and(back).map_err(|error| failure(Code::UserNotFound, error.0, named.as_bytes()))?;
+            self.file_user = Some(user);
+        } else {
+            self.file_user = None;
+        }
+        self.default_user = spec;
+        Ok(())
+    }
+
+    /// Uses files as the sandbox's default user does.
+    fn as_user<T>(&mut self, action: impl FnOnce(&mut Self) -> T) -> T {
+        match self.file_user.clone() {
+            Some(user) => as_user(&user, self.detached, || action(self)),
+            None => action(self),
+        }
     }
 
     fn exec(
@@ -922,6 +958,7 @@ impl Server {
     }
 
     fn pump_operation(&mut self, number: u32, id: u32) -> bool {
+        let (file_user, detached) = (self.file_user.clone(), self.detached);
         let Some(operation) = self.operation(number, id) else { return false };
         match &mut operation.body {
             Body::ReadFile(source) => {
@@ -941,7 +978,11 @@ impl Server {
                 if *credit <= 0 {
                     return false;
                 }
-                let (kind, payload) = match walker.next() {
+                let step = match &file_user {
+                    Some(user) => as_user(user, detached, || walker.next()),
+                    None => walker.next(),
+                };
+                let (kind, payload) = match step {
                     Ok(Step::Entry(entry)) => (to_host::ENTRY, entry.encode()),
                     Ok(Step::Data(data)) => (to_host::DATA, data),
                     Ok(Step::Done) => return self.stream_ended(number, id),
@@ -951,7 +992,7 @@ impl Server {
                         return false;
                     }
                 };
-                *credit -= payload.len() as i64;
+                *credit -= (payload.len() + FRAME_COST) as i64;
                 self.send(number, id, kind, STDOUT, &payload);
                 true
             }
@@ -1088,6 +1129,28 @@ impl Server {
         let all = connections.values_mut().flat_map(|connection| connection.execs.values_mut());
         all.chain(abandoned).filter_map(|exec| exec.pursue(now, processes)).min()
     }
+}
+
+/// Runs something with the rights of a user over files. If they cannot be taken on or given back, the sandbox ends: nothing may be
+/// done with the wrong ones.
+fn as_user<T>(user: &User, detached: bool, action: impl FnOnce() -> T) -> T {
+    if sys::set_file_user(user.uid, user.gid, &user.groups).is_err() {
+        sys::exit(1);
+    }
+    let result = action();
+    if back_to_root(detached).is_err() {
+        sys::exit(1);
+    }
+    result
+}
+
+fn back_to_root(detached: bool) -> sys::Sys<()> {
+    sys::set_file_user(0, 0, &[])?;
+    if !detached {
+        // Every change of the ids clears it.
+        sys::prctl(sys::PR_SET_PDEATHSIG, sys::SIGKILL as usize)?;
+    }
+    Ok(())
 }
 
 fn not_connected(error: sys::Errno, port: u16) -> Failure {

@@ -1,9 +1,9 @@
 //! Sets up a native sandbox and becomes its process 1.
 //!
-//! Two processes, both of this executable's one and only `execve`:
+//! Two processes, forked by the [`nursery`], which a host executes once:
 //!
-//! - **Stage 1** runs in the host's namespaces as the caller. It clones process 1 into new namespaces (as a sibling, so that the
-//!   host is its parent), writes its user map, hands it what only the caller may open, and exits.
+//! - **Stage 1** runs in the host's namespaces as the caller. It clones process 1 into new namespaces (as a sibling, so that its
+//!   own end is no news for it), writes its user map, hands it what only the caller may open, and exits.
 //! - **Process 1** builds the root file system, gives up everything it does not need, and turns into the server. What it gave up is
 //!   inherited by every command, so that starting one costs nothing extra.
 //!
@@ -16,6 +16,7 @@
 mod confine;
 pub(crate) mod janitor;
 mod mounts;
+pub(crate) mod nursery;
 mod remove;
 mod root;
 
@@ -80,8 +81,8 @@ impl<T> About<T> for Sys<T> {
     }
 }
 
-/// The entry point of a native sandbox: standard input is the control socket.
-pub(crate) fn run() -> ! {
+/// Stage 1, and process 1 when it is made: standard input is the control socket.
+fn run() -> ! {
     match set_up() {
         Ok(config) => server::run(config),
         Err(failure) => {

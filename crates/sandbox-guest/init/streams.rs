@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::sys::{self, Errno, OwnedFd};
-use crate::wire::frame::MAX_DATA;
+use crate::wire::frame::{FRAME_COST, MAX_DATA};
 
 /// From a descriptor to the host.
 pub(crate) struct Source {
@@ -27,11 +27,11 @@ impl Source {
     }
 
     pub(crate) fn wants(&self) -> bool {
-        self.discard || self.credit > 0
+        self.discard || self.credit > FRAME_COST as u64
     }
 
     pub(crate) fn pull(&mut self) -> Pulled {
-        let most = if self.discard { MAX_DATA } else { MAX_DATA.min(self.credit as usize) };
+        let most = if self.discard { MAX_DATA } else { MAX_DATA.min((self.credit as usize).saturating_sub(FRAME_COST)) };
         if most == 0 {
             return Pulled::Nothing;
         }
@@ -41,7 +41,7 @@ impl Source {
             Ok(_) if self.discard => Pulled::Nothing,
             Ok(length) => {
                 buffer.truncate(length);
-                self.credit -= length as u64;
+                self.credit -= (length + FRAME_COST) as u64;
                 Pulled::Data(buffer)
             }
             Err(sys::EAGAIN) => Pulled::Nothing,
@@ -66,8 +66,11 @@ impl Sink {
     }
 
     pub(crate) fn queue(&mut self, data: Vec<u8>) {
-        if !data.is_empty() {
-            self.queue.push_back(data);
+        match self.queue.back_mut() {
+            // Many small pieces take no more memory than a few large ones.
+            Some(last) if last.len() < MAX_DATA / 16 => last.extend_from_slice(&data),
+            _ if data.is_empty() => {}
+            _ => self.queue.push_back(data),
         }
     }
 

@@ -62,7 +62,8 @@ pub(crate) mod nr {
         FSOPEN = 430, FSCONFIG = 431, FSMOUNT = 432, PIDFD_OPEN = 434, CLONE3 = 435, CLOSE_RANGE = 436, OPENAT2 = 437,
         PIDFD_GETFD = 438, FACCESSAT2 = 439, MOUNT_SETATTR = 442, LANDLOCK_CREATE_RULESET = 444, LANDLOCK_ADD_RULE = 445,
         LANDLOCK_RESTRICT_SELF = 446, CLOCK_GETTIME = 228, EXIT_GROUP = 231, UTIMENSAT = 280, STATFS = 137, FSTATFS = 138,
-        FSYNC = 74, FLOCK = 73, SHUTDOWN = 48,
+        FSYNC = 74, FLOCK = 73, SHUTDOWN = 48, SETFSUID = 122,
+        SETFSGID = 123,
     }
 }
 
@@ -86,7 +87,7 @@ pub(crate) mod nr {
         MOVE_MOUNT = 429, FSOPEN = 430, FSCONFIG = 431, FSMOUNT = 432, PIDFD_OPEN = 434, CLONE3 = 435, CLOSE_RANGE = 436,
         OPENAT2 = 437, PIDFD_GETFD = 438, FACCESSAT2 = 439, MOUNT_SETATTR = 442, LANDLOCK_CREATE_RULESET = 444,
         LANDLOCK_ADD_RULE = 445, LANDLOCK_RESTRICT_SELF = 446, CLOCK_GETTIME = 113, EXIT_GROUP = 94, UTIMENSAT = 88, STATFS = 43,
-        FSTATFS = 44, FSYNC = 82, FLOCK = 32, SHUTDOWN = 210,
+        FSTATFS = 44, FSYNC = 82, FLOCK = 32, SHUTDOWN = 210, SETFSUID = 151, SETFSGID = 152,
     }
 }
 
@@ -597,6 +598,19 @@ pub(crate) fn setresgid(gid: u32) -> Sys<()> {
     unsafe { call(nr::SETRESGID, [id, id, id, 0, 0, 0]).map(drop) }
 }
 
+/// As whom this thread uses files: for any user but root the rights of root over files are put aside.
+pub(crate) fn set_file_user(uid: u32, gid: u32, groups: &[u32]) -> Sys<()> {
+    const NO_CHANGE: usize = u32::MAX as usize;
+    setgroups(groups)?;
+    // SAFETY: no pointers. These calls never fail but answer with the id before; a second one tells whether the first worked.
+    unsafe {
+        let _ = call(nr::SETFSGID, [gid as usize, 0, 0, 0, 0, 0]);
+        let _ = call(nr::SETFSUID, [uid as usize, 0, 0, 0, 0, 0]);
+        let now = (raw(nr::SETFSUID, [NO_CHANGE, 0, 0, 0, 0, 0]), raw(nr::SETFSGID, [NO_CHANGE, 0, 0, 0, 0, 0]));
+        if now == (uid as isize, gid as isize) { Ok(()) } else { Err(EPERM) }
+    }
+}
+
 pub(crate) fn setgroups(groups: &[u32]) -> Sys<()> {
     // SAFETY: the slice is readable for its length.
     unsafe { call(nr::SETGROUPS, [groups.len(), groups.as_ptr() as usize, 0, 0, 0, 0]).map(drop) }
@@ -710,6 +724,34 @@ pub(crate) fn wait4(pid: i32, options: usize) -> Sys<Waited> {
             }
         }
     }
+}
+
+/// The next child of this process that has ended, left to be waited for; waits until there is one.
+pub(crate) fn peek_ended_child() -> Sys<Waited> {
+    const WEXITED: usize = 4;
+    const WNOWAIT: usize = 0x0100_0000;
+    const CLD_EXITED: i32 = 1;
+    // The kernel's siginfo: the code is its third number, process and status the fifth and seventh.
+    let mut info = [0i32; 32];
+    let mut usage = [0u64; 18];
+    let arguments =
+        [0, 0, info.as_mut_ptr() as usize, WEXITED | WNOWAIT, usage.as_mut_ptr() as usize, 0];
+    loop {
+        // SAFETY: the 128-byte siginfo and the 144-byte rusage are writable.
+        match unsafe { call(nr::WAITID, arguments) } {
+            Err(EINTR) => {}
+            Err(error) => return Err(error),
+            Ok(_) => break,
+        }
+    }
+    let status = if info[2] == CLD_EXITED { (info[6] & 0xff) << 8 } else { info[6] & 0x7f };
+    Ok(Waited {
+        pid: info[4],
+        status,
+        user_us: usage[0].wrapping_mul(1_000_000).wrapping_add(usage[1]),
+        system_us: usage[2].wrapping_mul(1_000_000).wrapping_add(usage[3]),
+        peak_kib: usage[4],
+    })
 }
 
 // --- events

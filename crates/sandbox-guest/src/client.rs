@@ -21,7 +21,7 @@ use crate::{exec, files};
 /// use sandbox_core::Env;
 /// use sandbox_guest::ExecContext;
 /// let context = ExecContext::new(Env::new().with("PATH", "/usr/bin:/bin"), "/bin/sh");
-/// assert!(context.default_user.is_none());
+/// assert!(context.oom_kills.is_none());
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
@@ -30,8 +30,6 @@ pub struct ExecContext {
     pub env: Env,
     /// The program that runs shell commands: it is given `-c` and the script.
     pub shell: Vec<u8>,
-    /// As whom commands run that do not say; the guest's own default (root) if absent.
-    pub default_user: Option<User>,
     /// Counts processes that the sandbox's memory limit has killed; absent if that is not known.
     pub oom_kills: Option<Arc<dyn Fn() -> Option<u64> + Send + Sync>>,
 }
@@ -46,7 +44,7 @@ impl ExecContext {
     /// assert_eq!(context.shell, b"/bin/bash");
     /// ```
     pub fn new(env: Env, shell: impl Into<Vec<u8>>) -> Self {
-        ExecContext { env, shell: shell.into(), default_user: None, oom_kills: None }
+        ExecContext { env, shell: shell.into(), oom_kills: None }
     }
 }
 
@@ -55,7 +53,6 @@ impl fmt::Debug for ExecContext {
         f.debug_struct("ExecContext")
             .field("env", &self.env)
             .field("shell", &String::from_utf8_lossy(&self.shell))
-            .field("default_user", &self.default_user)
             .finish_non_exhaustive()
     }
 }
@@ -118,6 +115,20 @@ impl GuestClient {
         let (reader, writer) = tokio::io::split(stream);
         let (reader, writer) = (Reader::Stream(Box::pin(reader)), Writer::Stream(Box::pin(writer)));
         Connection::open(reader, writer, None, false).await.map(GuestClient)
+    }
+
+    /// Makes a user of the sandbox's database the default one of commands and file calls.
+    ///
+    /// # Errors
+    /// `UserNotFound`.
+    ///
+    /// ```no_run
+    /// # async fn example(guest: &sandbox_guest::GuestClient) -> sandbox_core::Result<()> {
+    /// guest.set_default_user(&"nobody".parse()?).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn set_default_user(&self, user: &User) -> Result<()> {
+        files::set_default_user(&self.0, user).await
     }
 
     /// Starts a command ([`Backend::exec`](sandbox_core::Backend::exec)).

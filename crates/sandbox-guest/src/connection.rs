@@ -11,13 +11,13 @@ use tokio::sync::{mpsc, watch};
 
 use crate::transport::{Outgoing, Reader, Writer};
 use crate::wire::bytes::{Encoder, Malformed};
-use crate::wire::frame::{self, Assembler, Frame, MAX_DATA, VERSION};
+use crate::wire::frame::{self, Assembler, FRAME_COST, Frame, MAX_DATA, VERSION, WINDOW};
 use crate::wire::message::{to_guest, to_host};
 
 /// How long a guest may take to answer the greeting.
 const GREETING_MOST: Duration = Duration::from_secs(30);
 /// Frames that may wait for one operation. A guest within its credit never comes near it.
-const FRAMES_MOST: usize = 4096;
+const FRAMES_MOST: usize = 2 * WINDOW as usize / FRAME_COST;
 
 /// A frame of an operation, with its descriptors.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use sandbox_core::{
     Chunk, Cmd, Env, Error, ExecStdin, Execution, Exit, ExitStatus, OutputStream, Process, Program,
-    PtySize, Result, Stdin, Usage, User, supervise,
+    PtySize, Result, Stdin, Usage, supervise,
 };
 use tokio::io::AsyncWrite;
 use tokio::net::unix::pipe;
@@ -19,11 +19,11 @@ use tokio::sync::mpsc;
 
 use crate::client::ExecContext;
 use crate::connection::{Connection, Incoming};
-use crate::files::failure;
+use crate::files::{failure, user_spec};
 use crate::wire::bytes::{Encoder, Malformed};
-use crate::wire::frame::{MAX_DATA, WINDOW};
+use crate::wire::frame::{FRAME_COST, MAX_DATA, WINDOW};
 use crate::wire::message::{
-    self, ExecRequest, Exited, FLAG_LOCAL, FLAG_PTY, FLAG_SEARCH, FLAG_STDIN, STDERR, STDIN, STDOUT, UserSpec,
+    self, ExecRequest, Exited, FLAG_LOCAL, FLAG_PTY, FLAG_SEARCH, FLAG_STDIN, STDERR, STDIN, STDOUT,
     to_guest, to_host,
 };
 
@@ -97,7 +97,10 @@ pub(crate) async fn exec(
 fn request(connection: &Connection, cmd: &Cmd, context: &ExecContext) -> ExecRequest {
     let mut flags = if connection.is_local() { FLAG_LOCAL } else { 0 };
     let argv = match &cmd.program {
-        Program::Shell(script) => vec![context.shell.clone(), b"-c".to_vec(), script.clone()],
+        Program::Shell(script) => {
+            // A script may begin with a dash.
+            vec![context.shell.clone(), b"-c".to_vec(), b"--".to_vec(), script.clone()]
+        },
         Program::Argv(argv) => {
             flags |= FLAG_SEARCH;
             argv.clone()
@@ -122,11 +125,7 @@ fn request(connection: &Connection, cmd: &Cmd, context: &ExecContext) -> ExecReq
         argv,
         env: env.iter().map(|(name, value)| [name, b"=", value].concat()).collect(),
         cwd: cmd.cwd.as_ref().map(|cwd| cwd.as_bytes().to_vec()).unwrap_or_default(),
-        user: match cmd.user.as_ref().or(context.default_user.as_ref()) {
-            Some(User::Name(name)) => UserSpec::Name(name.clone().into_bytes()),
-            Some(User::Ids { uid, gid }) => UserSpec::Ids(*uid, *gid),
-            _ => UserSpec::Default,
-        },
+        user: user_spec(cmd.user.as_ref()),
         rows: size.rows,
         columns: size.columns,
     }
@@ -350,7 +349,7 @@ impl Process for GuestProcess {
             return match streams.queue.pop_front() {
                 Some(chunk) => {
                     let number = if chunk.stream == OutputStream::Stdout { STDOUT } else { STDERR };
-                    let bytes = (chunk.data.len() as u32).to_le_bytes();
+                    let bytes = ((chunk.data.len() + FRAME_COST) as u32).to_le_bytes();
                     self.connection.send(self.id, to_guest::CREDIT, number, &bytes, Vec::new());
                     Poll::Ready(Some(Ok(chunk)))
                 }

@@ -13,18 +13,18 @@ use futures_util::StreamExt;
 use rustix::fs::FileType;
 use sandbox_core::tree::{self, TreeEntry, TreeEvent, TreeKind, TreeLimits};
 use sandbox_core::{
-    ByteStream, DirEntry, DuplexStream, Error, FileKind, FileStat, PathRole, Result, SandboxPath,
+    ByteStream, DirEntry, DuplexStream, Error, FileKind, FileStat, PathRole, Result, SandboxPath, User,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use crate::connection::{Connection, Incoming};
-use crate::wire::bytes::{Decoder, Malformed};
-use crate::wire::frame::{MAX_DATA, MAX_PAYLOAD, WINDOW};
+use crate::wire::bytes::{Decoder, Encoder, Malformed};
+use crate::wire::frame::{FRAME_COST, MAX_DATA, MAX_PAYLOAD, WINDOW};
 use crate::wire::message::{
     self, Code, Entry, FLAG_LOCAL, Failure, KIND_DIRECTORY, KIND_FIFO, KIND_FILE, KIND_HARDLINK, KIND_SYMLINK,
-    STDIN, STDOUT, to_guest, to_host,
+    STDIN, STDOUT, UserSpec, to_guest, to_host,
 };
 
 /// A passed file is read in pieces of this many bytes: each costs a switch to a thread that may block.
@@ -128,8 +128,9 @@ impl Operation {
         self.connection.violated(Malformed("an unexpected answer"))
     }
 
-    fn credit(&self, bytes: usize) {
-        let bytes = (bytes as u32).to_le_bytes();
+    /// A frame of a stream has been consumed.
+    fn credit(&self, payload: usize) {
+        let bytes = ((payload + FRAME_COST) as u32).to_le_bytes();
         self.connection.send(self.id, to_guest::CREDIT, STDOUT, &bytes, Vec::new());
     }
 }
@@ -144,6 +145,24 @@ impl Drop for Operation {
 }
 
 // --- single calls
+
+pub(crate) async fn set_default_user(connection: &Arc<Connection>, user: &User) -> Result<()> {
+    let mut payload = Encoder::default();
+    user_spec(Some(user)).put(&mut payload);
+    let mut operation =
+        Operation::begin(connection, to_guest::SET_USER, false, &payload.0, "setting the default user")?;
+    operation.expect(to_host::DONE).await?;
+    operation.over = true;
+    Ok(())
+}
+
+pub(crate) fn user_spec(user: Option<&User>) -> UserSpec {
+    match user {
+        Some(User::Name(name)) => UserSpec::Name(name.clone().into_bytes()),
+        Some(User::Ids { uid, gid }) => UserSpec::Ids(*uid, *gid),
+        _ => UserSpec::Default,
+    }
+}
 
 pub(crate) async fn stat(connection: &Arc<Connection>, path: &SandboxPath) -> Result<FileStat> {
     let mut operation = Operation::begin(connection, to_guest::STAT, false, path.as_bytes(), "stat")?;
@@ -491,6 +510,8 @@ pub(crate) async fn dial(connection: &Arc<Connection>, port: u16) -> Result<Dupl
             ended: false,
             shut: false,
             wakers: [None, None],
+            frames: 0,
+            read: 0,
         }));
     }
     operation.over = true;
@@ -515,6 +536,9 @@ struct FramedSocket {
     shut: bool,
     /// Of the reading and the writing task: the events of both arrive in one place.
     wakers: [Option<Waker>; 2],
+    /// Frames and bytes that were taken in and for which the guest has no credit yet.
+    frames: usize,
+    read: usize,
 }
 
 impl FramedSocket {
@@ -531,7 +555,8 @@ impl FramedSocket {
         };
         match event.kind {
             to_host::DATA if event.payload.len() <= MAX_DATA => {
-                // Read before the next: at most one window is under way, so that this never grows.
+                self.frames += 1;
+                // Its credit is given when it is read: at most one window is under way, so that this never grows.
                 self.left = if self.left.is_empty() {
                     event.payload.into()
                 } else {
@@ -561,8 +586,11 @@ impl AsyncRead for FramedSocket {
         }
         let length = self.left.len().min(buffer.remaining());
         buffer.put_slice(&self.left.split_to(length));
-        if length > 0 {
-            self.operation.credit(length);
+        self.read += length;
+        if self.left.is_empty() && self.frames > 0 {
+            let (frames, read) = (std::mem::take(&mut self.frames), std::mem::take(&mut self.read));
+            // `credit` adds the cost of one frame.
+            self.operation.credit(read + (frames - 1) * FRAME_COST);
         }
         Poll::Ready(Ok(()))
     }

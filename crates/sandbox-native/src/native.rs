@@ -86,7 +86,6 @@ struct Live {
     handle: Handle,
     client: GuestClient,
     env: Env,
-    user: Option<User>,
     shell: &'static str,
     oom_kills: Option<Arc<dyn Fn() -> Option<u64> + Send + Sync>>,
     detached: bool,
@@ -516,7 +515,6 @@ impl Shared {
 
     fn context(&self, live: &Live) -> ExecContext {
         let mut context = ExecContext::new(base_env().merged(&live.env), live.shell);
-        context.default_user = live.user.clone();
         context.oom_kills = live.oom_kills.clone();
         context
     }
@@ -531,12 +529,12 @@ impl Shared {
             detail: error.to_string(),
         };
         let stream = detached::connect(&found.directory).map_err(io)?;
-        let client = self.client(stream).await?;
+        let user = record.user.as_ref().and_then(|user| user.parse().ok());
+        let client = self.client(stream, user.as_ref()).await?;
         let place = found.into_place();
         let live = Live {
             client,
             env: record.env.into_iter().collect(),
-            user: record.user.and_then(|user| user.parse().ok()),
             shell: shell(record.bash),
             oom_kills: oom_counter(&place),
             detached: true,
@@ -547,14 +545,24 @@ impl Shared {
         Ok(handle)
     }
 
-    async fn client(&self, stream: std::os::unix::net::UnixStream) -> Result<GuestClient> {
-        if self.frames {
+    /// The client of a sandbox whose default user is `user`.
+    async fn client(
+        &self,
+        stream: std::os::unix::net::UnixStream,
+        user: Option<&User>,
+    ) -> Result<GuestClient> {
+        let client = if self.frames {
             let failed = |error| Error::io("preparing the control socket", error);
             stream.set_nonblocking(true).map_err(failed)?;
             let stream = tokio::net::UnixStream::from_std(stream).map_err(failed)?;
-            return GuestClient::connect(stream).await;
+            GuestClient::connect(stream).await?
+        } else {
+            GuestClient::connect_local(stream).await?
+        };
+        if let Some(user) = user {
+            client.set_default_user(user).await?;
         }
-        GuestClient::connect_local(stream).await
+        Ok(client)
     }
 }
 
@@ -768,13 +776,12 @@ impl Backend for Native {
             Ok::<_, Error>((made, spec))
         });
         let (made, spec) = joined(task.await)??;
-        let client = shared.client(made.stream).await?;
+        let client = shared.client(made.stream, spec.user.as_ref()).await?;
         let handle = Handle::new(spec.name, id.clone(), workdir);
         let live = Live {
             handle: handle.clone(),
             client,
             env: spec.env,
-            user: spec.user,
             shell: made.shell,
             oom_kills: oom_counter(&made.place),
             detached: matches!(spec.lifetime, Lifetime::Detached { .. }),

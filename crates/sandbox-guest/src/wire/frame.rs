@@ -14,6 +14,9 @@ pub(crate) const MAX_DATA: usize = 64 << 10;
 /// How much of one stream may be under way before its receiver has consumed it, in bytes.
 pub(crate) const WINDOW: u32 = 512 << 10;
 
+/// What a frame costs of its stream's window beyond its payload: a flood of tiny frames is bounded too.
+pub(crate) const FRAME_COST: usize = 64;
+
 pub(crate) const HEADER: usize = 12;
 
 /// One frame. `id` names the operation, chosen by the host; `fds` is how many descriptors came with it.

@@ -42,6 +42,8 @@ pub(crate) mod to_guest {
     pub(crate) const DIAL: u8 = 18;
     /// One entry of a tree that is being written: [`super::Entry`].
     pub(crate) const ENTRY: u8 = 19;
+    /// The default user of commands and file calls: [`super::UserSpec`].
+    pub(crate) const SET_USER: u8 = 20;
 }
 
 /// Kinds of frames from the guest to the host.
@@ -96,6 +98,27 @@ pub(crate) enum UserSpec {
     Ids(u32, Option<u32>),
 }
 
+impl UserSpec {
+    pub(crate) fn put(&self, encoder: &mut Encoder) {
+        match self {
+            UserSpec::Default => encoder.u8(0),
+            UserSpec::Name(name) => encoder.u8(1).bytes(name),
+            UserSpec::Ids(uid, None) => encoder.u8(2).u32(*uid),
+            UserSpec::Ids(uid, Some(gid)) => encoder.u8(3).u32(*uid).u32(*gid),
+        };
+    }
+
+    pub(crate) fn take(decoder: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(match decoder.u8()? {
+            0 => UserSpec::Default,
+            1 => UserSpec::Name(decoder.bytes()?.to_vec()),
+            2 => UserSpec::Ids(decoder.u32()?, None),
+            3 => UserSpec::Ids(decoder.u32()?, Some(decoder.u32()?)),
+            _ => return Err(Malformed("an unknown form of user")),
+        })
+    }
+}
+
 /// A command to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ExecRequest {
@@ -114,12 +137,7 @@ impl ExecRequest {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut encoder = Encoder::default();
         encoder.u8(self.flags);
-        match &self.user {
-            UserSpec::Default => encoder.u8(0),
-            UserSpec::Name(name) => encoder.u8(1).bytes(name),
-            UserSpec::Ids(uid, None) => encoder.u8(2).u32(*uid),
-            UserSpec::Ids(uid, Some(gid)) => encoder.u8(3).u32(*uid).u32(*gid),
-        };
+        self.user.put(&mut encoder);
         encoder.u16(self.rows).u16(self.columns).bytes(&self.cwd);
         encoder.list(self.argv.iter().map(Vec::as_slice)).list(self.env.iter().map(Vec::as_slice));
         encoder.0
@@ -128,13 +146,7 @@ impl ExecRequest {
     pub(crate) fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let mut decoder = Decoder::new(payload);
         let flags = decoder.u8()?;
-        let user = match decoder.u8()? {
-            0 => UserSpec::Default,
-            1 => UserSpec::Name(decoder.bytes()?.to_vec()),
-            2 => UserSpec::Ids(decoder.u32()?, None),
-            3 => UserSpec::Ids(decoder.u32()?, Some(decoder.u32()?)),
-            _ => return Err(Malformed("an unknown form of user")),
-        };
+        let user = UserSpec::take(&mut decoder)?;
         let (rows, columns) = (decoder.u16()?, decoder.u16()?);
         let cwd = decoder.bytes()?.to_vec();
         let (argv, env) = (decoder.list()?, decoder.list()?);
