@@ -248,18 +248,6 @@ async fn a_slow_reader_slows_the_process_down_and_loses_nothing() {
     assert_eq!(execution.wait().await.code(), Some(0));
 }
 
-/// The result is there although nobody read: `wait` then needs no time.
-async fn assert_result_is_there(execution: &mut Execution) -> ExecResult {
-    let asked = Instant::now();
-    let result = execution.wait().await;
-    assert_eq!(
-        asked.elapsed(),
-        Duration::ZERO,
-        "the result was not there yet"
-    );
-    result
-}
-
 async fn chatty(guest: Guest) -> ExitStatus {
     loop {
         guest.out(vec![b'x'; MAX_CHUNK]).await;
@@ -272,7 +260,8 @@ async fn after_cancel_kill_or_destroy_the_result_comes_though_nobody_reads() {
     sleep(SECOND).await;
     execution.cancel();
     sleep(SECOND + ms(1990)).await;
-    let result = assert_result_is_there(&mut execution).await;
+    assert!(tree.released(), "the result was not published");
+    let result = execution.wait().await;
     assert_eq!((result.ended_by, tree.live()), (EndedBy::Cancelled, 0));
     assert!(!result.stdout.is_empty());
 
@@ -280,16 +269,30 @@ async fn after_cancel_kill_or_destroy_the_result_comes_though_nobody_reads() {
     sleep(SECOND).await;
     execution.kill();
     sleep(ms(1990)).await;
-    let result = assert_result_is_there(&mut execution).await;
-    assert_eq!((result.code(), tree.live()), (Some(137), 0));
+    assert!(tree.released(), "the result was not published");
+    assert_eq!((execution.wait().await.code(), tree.live()), (Some(137), 0));
 
     let (mut execution, tree) = start(cmd(), chatty);
     sleep(SECOND).await;
     tree.destroy();
     sleep(ms(1990)).await;
-    let result = assert_result_is_there(&mut execution).await;
+    assert!(tree.released(), "the result was not published");
+    let result = execution.wait().await;
     assert_eq!(result.ended_by, EndedBy::Destroyed);
     assert!(result.error.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_does_not_count_while_the_reader_is_slow() {
+    let (mut execution, tree) = start(cmd().timeout(2 * SECOND), |guest| async move {
+        guest.out(vec![b'x'; 19 * MAX_CHUNK]).await;
+        OK
+    });
+    sleep(10 * SECOND).await;
+    assert!(!tree.released(), "some of its output is not delivered yet");
+    let result = execution.wait().await;
+    assert_eq!((result.ended_by, result.code()), (EndedBy::Exited, Some(0)));
+    assert_eq!(tree.ends(), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -516,6 +519,14 @@ async fn piped_stdin_ends_when_it_is_dropped_and_breaks_for_the_writer_only() {
         (&result.stdout[..], result.code()),
         (&b"one two"[..], Some(0))
     );
+
+    // Who only waits cannot write any more.
+    let (mut execution, _) = start(cmd().stdin_piped(), |mut guest| async move {
+        let mut stdin = guest.stdin.take().unwrap();
+        assert_eq!(stdin.read(&mut [0]).await.unwrap(), 0);
+        OK
+    });
+    assert!(execution.wait().await.success());
 
     let (mut execution, _) = start(cmd().stdin_piped(), |_| async { OK });
     let mut stdin = execution.take_stdin().unwrap();
