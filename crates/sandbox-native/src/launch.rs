@@ -2,11 +2,12 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use rustix::net::{
@@ -21,11 +22,26 @@ use crate::process::Process;
 /// A set-up takes about a millisecond; whoever needs this long hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Starts processes from one thread that lives as long as it: a sandbox is told to die when the thread that started it ends, not
-/// when the process does.
+/// Starts processes from one thread that lives as long as it: they are told to die when the thread that started them ends, not
+/// when the process does. Sandboxes come from one of these processes, the nursery.
 #[derive(Debug)]
 pub(crate) struct Launcher {
     requests: mpsc::Sender<Request>,
+    nursery: Mutex<Option<Nursery>>,
+}
+
+#[derive(Debug)]
+struct Nursery {
+    requests: UnixStream,
+    process: Child,
+}
+
+impl Drop for Nursery {
+    fn drop(&mut self) {
+        // It ends with its input.
+        let _ = self.requests.shutdown(Shutdown::Both);
+        let _ = self.process.wait();
+    }
 }
 
 struct Request {
@@ -87,7 +103,10 @@ impl Launcher {
                     let _ = request.answer.send(command.spawn());
                 }
             })?;
-        Ok(Launcher { requests })
+        Ok(Launcher {
+            requests,
+            nursery: Mutex::default(),
+        })
     }
 
     /// Starts the program with a socket as its standard input; gives the other end.
@@ -116,19 +135,33 @@ impl Launcher {
         setup: &Setup,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<Launched, Failure> {
-        let (stream, mut first_stage) = self
-            .start(&["box"], None)
+        let (stream, theirs) = UnixStream::pair().map_err(program("making a control socket"))?;
+        self.conceive(theirs)
             .map_err(program("starting the set-up program"))?;
-        let outcome = negotiate(&stream, setup, descriptors);
-        // It exits when process 1 has been released, or after a failure.
-        let _ = first_stage.wait();
-        let (process, landlock, bash) = outcome?;
+        let (process, landlock, bash) = negotiate(&stream, setup, descriptors)?;
         Ok(Launched {
             stream,
             process,
             landlock,
             bash,
         })
+    }
+}
+
+impl Launcher {
+    /// Has the nursery fork for a sandbox with this control socket. A nursery that was killed is replaced.
+    fn conceive(&self, control: UnixStream) -> io::Result<()> {
+        let mut nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nursery) = &*nursery
+            && send_with_descriptors(&nursery.requests, &[0], &[control.as_fd()]).is_ok()
+        {
+            return Ok(());
+        }
+        let (requests, process) = self.start(&["nursery"], None)?;
+        let fresh = Nursery { requests, process };
+        send_with_descriptors(&fresh.requests, &[0], &[control.as_fd()])?;
+        *nursery = Some(fresh);
+        Ok(())
     }
 }
 

@@ -239,7 +239,7 @@ mod tests {
         // As if the process had been killed: the lock goes, nothing is removed.
         let leaked = std::mem::ManuallyDrop::new(session);
         rustix::fs::flock(&leaked.lock, FlockOperation::Unlock).unwrap();
-        assert_eq!(state.sweep_sessions(), [leaked.id.clone()]);
+        assert_eq!(state.sweep_sessions(), std::slice::from_ref(&leaked.id));
         assert!(!path.exists());
     }
 

@@ -24,7 +24,9 @@ pub(crate) fn run() -> ! {
             Ok(1) => {}
             _ => sys::exit(0),
         }
-        let Some(control) = sockets.pop() else { continue };
+        let Some(control) = sockets.pop() else {
+            continue;
+        };
         match sys::fork_into(0) {
             Ok((0, _)) => {
                 // From here on as if it had been executed with that socket as its standard input.
