@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::StreamExt;
 
@@ -290,11 +290,12 @@ impl Decoder {
     /// The next inflated bytes, never none; `None` at the end.
     async fn inflate(&mut self) -> Result<Option<Bytes>> {
         loop {
-            if !self.compressed.has_remaining() && !self.gunzip.has_more() {
+            if self.compressed.is_empty() {
                 match self.archive.next().await {
                     Some(chunk) => self.receive(chunk?)?,
                     None => return self.gunzip.end().map(|()| None),
                 }
+                continue;
             }
             let tar = self.gunzip.step(&mut self.compressed)?;
             // A small archive may inflate for long without waiting for anything.

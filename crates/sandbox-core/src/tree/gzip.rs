@@ -71,8 +71,6 @@ pub(super) struct Gunzip {
     at: At,
     /// What is collected of a header field or the trailer.
     field: Vec<u8>,
-    /// The last step filled its buffer, so that there may be output without input.
-    more: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,13 +104,7 @@ impl Gunzip {
             crc: Crc::new(),
             at: At::Start,
             field: Vec::new(),
-            more: false,
         }
-    }
-
-    /// Whether [`step`](Self::step) may give output without more input.
-    pub(super) fn has_more(&self) -> bool {
-        self.more
     }
 
     /// The input has ended: was that a place to end?
@@ -124,7 +116,8 @@ impl Gunzip {
         }
     }
 
-    /// Takes from `input` and gives what it inflates to, at most [`STEP`] bytes, perhaps none.
+    /// Takes from `input`, which is not empty, and gives what it inflates to, at most [`STEP`] bytes, perhaps none. Output that
+    /// is held back comes with the next input: a member ends with a checksum, so that there is always some.
     pub(super) fn step(&mut self, input: &mut Bytes) -> Result<Bytes> {
         if self.at == At::Body {
             return self.inflate(input);
@@ -229,12 +222,8 @@ impl Gunzip {
         self.crc.update(&output);
         if status == Status::StreamEnd {
             self.at = At::Trailer;
-            self.more = false;
-        } else {
-            if consumed == 0 && produced == 0 && !input.is_empty() {
-                return Err(invalid(b"", "the gzip data is corrupt"));
-            }
-            self.more = output.len() == output.capacity();
+        } else if consumed == 0 && produced == 0 {
+            return Err(invalid(b"", "the gzip data is corrupt"));
         }
         input.advance(consumed);
         Ok(output.into())

@@ -464,4 +464,11 @@ async fn a_dead_runtime_is_never_absence() {
         backend.read_opt(&handle, "x", 1).await,
         ErrorKind::Unavailable,
     );
+    // Nor is something else that is absent.
+    let other = Error::NotFound {
+        role: PathRole::Snapshot,
+        path: "x".into(),
+    };
+    memory.fail("read_file_at", other);
+    assert_kind(backend.read_opt(&handle, "x", 1).await, ErrorKind::NotFound);
 }

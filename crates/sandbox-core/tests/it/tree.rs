@@ -265,6 +265,7 @@ fn cut(bytes: &[u8], sizes: &[usize]) -> Vec<Bytes> {
             break;
         }
         chunks.push(rest.split_to((*size).min(rest.len())));
+        chunks.push(Bytes::new());
     }
     chunks
 }
