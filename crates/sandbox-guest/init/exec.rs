@@ -9,7 +9,7 @@ use crate::files::{Files, Outcome, failure};
 use crate::monitor::{self, Monitor, Plan};
 use crate::processes::Processes;
 use crate::sys::{self, Fd, OwnedFd};
-use crate::users::{self, User};
+use crate::users::User;
 use crate::wire::message::{
     Code, ExecRequest, Exited, FLAG_LOCAL, FLAG_PTY, FLAG_SEARCH, FLAG_STDIN, Failure, UserSpec,
 };
@@ -61,21 +61,19 @@ pub(crate) struct Ends {
 }
 
 impl Exec {
-    /// Starts a command. `passed` are the child's ends of its streams if the host made them.
+    /// Starts a command as a user (absent if the wanted one is unknown). `passed` are the child's ends of its streams if the host
+    /// made them.
     pub(crate) fn start(
         request: &ExecRequest,
         passed: VecDeque<OwnedFd>,
         files: &Files,
         notify: Fd,
         null: Fd,
-        default_user: &UserSpec,
+        wanted: &UserSpec,
+        user: Option<&User>,
     ) -> Outcome<(Exec, Ends)> {
-        let wanted = match &request.user {
-            UserSpec::Default => default_user,
-            other => other,
-        };
         let named = user_text(wanted);
-        let user = users::find(wanted).ok_or_else(|| failure(Code::UserNotFound, 0, named.as_bytes()))?;
+        let user = user.ok_or_else(|| failure(Code::UserNotFound, 0, named.as_bytes()))?;
         let mut child_side = Vec::new();
         let mut ends = Ends::default();
         let mut terminal = None;
@@ -90,11 +88,14 @@ impl Exec {
         } else {
             framed_streams(request, null, &mut child_side, &mut ends)?
         };
-        let plan = plan(request, &user, files, stdio, terminal.is_some(), notify)?;
-        let monitor =
-            Monitor::start(plan).map_err(|error| failure(Code::Io, error.0, b"starting a process"))?;
-        let described =
-            Described { program: request.argv[0].clone(), cwd: files.cwd(&request.cwd), user: named };
+        let plan = plan(request, user, files, stdio, terminal.is_some(), notify)?;
+        let monitor = Monitor::start(plan)
+            .map_err(|error| failure(Code::Io, error.0, b"starting a process"))?;
+        let described = Described {
+            program: request.argv[0].clone(),
+            cwd: files.cwd(&request.cwd),
+            user: named,
+        };
         let exec = Exec {
             monitor,
             lost: false,
@@ -115,7 +116,11 @@ impl Exec {
     /// How far the command has come, as the monitor or the guest itself knows.
     pub(crate) fn state(&self) -> u32 {
         let state = self.monitor.report().state.load(Ordering::Acquire);
-        if self.lost && self.own_wait.is_some() { state.max(monitor::EXITED) } else { state }
+        if self.lost && self.own_wait.is_some() {
+            state.max(monitor::EXITED)
+        } else {
+            state
+        }
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -164,7 +169,11 @@ impl Exec {
         let signal = waited.status & 0x7f;
         Exited {
             by_signal: signal != 0,
-            value: if signal != 0 { signal as u8 } else { (waited.status >> 8) as u8 },
+            value: if signal != 0 {
+                signal as u8
+            } else {
+                (waited.status >> 8) as u8
+            },
             background: self.monitor.report().background.load(Ordering::Relaxed) != 0,
             user_us: waited.user_us,
             system_us: waited.system_us,
@@ -179,13 +188,22 @@ impl Exec {
         if waited.pid == self.monitor.pid && !self.reaped {
             self.reaped = true;
             let report = self.monitor.report();
-            self.lost = !matches!(report.state.load(Ordering::Acquire), monitor::FAILED | monitor::GONE);
+            self.lost = !matches!(
+                report.state.load(Ordering::Acquire),
+                monitor::FAILED | monitor::GONE
+            );
             if self.lost && report.ended.load(Ordering::Acquire) {
                 // It had seen the exit before.
-                self.own_wait = Some(sys::Waited { pid: self.pid(), ..self.reported() });
+                self.own_wait = Some(sys::Waited {
+                    pid: self.pid(),
+                    ..self.reported()
+                });
             } else if self.lost && self.pid() == 0 {
                 // Killed before it could start anything.
-                self.own_wait = Some(sys::Waited { status: sys::SIGKILL, ..waited });
+                self.own_wait = Some(sys::Waited {
+                    status: sys::SIGKILL,
+                    ..waited
+                });
             }
             if self.lost && report.state.load(Ordering::Acquire) < monitor::RUNNING {
                 report.state.store(monitor::RUNNING, Ordering::Release);
@@ -201,7 +219,12 @@ impl Exec {
 
     /// Whether nothing of the command is left to look after.
     pub(crate) fn is_over(&self) -> bool {
-        self.reaped && if self.lost { self.own_wait.is_some() } else { self.state() == monitor::GONE }
+        self.reaped
+            && if self.lost {
+                self.own_wait.is_some()
+            } else {
+                self.state() == monitor::GONE
+            }
     }
 
     pub(crate) fn is_ending(&self) -> bool {
@@ -216,7 +239,10 @@ impl Exec {
             ending.kill_at = ending.kill_at.min(kill_at);
             ending.next_look = now;
         } else {
-            self.ending = Some(Ending { kill_at, next_look: now });
+            self.ending = Some(Ending {
+                kill_at,
+                next_look: now,
+            });
             if grace > 0 {
                 for pid in self.tree(processes) {
                     // A process that is gone meanwhile needs no signal. CONT: a stopped process never acts on TERM.
@@ -239,13 +265,20 @@ impl Exec {
         }
         let killing = now >= ending.kill_at;
         ending.next_look = now + if killing { KILL_TICK } else { GRACE_TICK };
-        let next = if killing { ending.next_look } else { ending.next_look.min(ending.kill_at) };
+        let next = if killing {
+            ending.next_look
+        } else {
+            ending.next_look.min(ending.kill_at)
+        };
         if killing {
             self.kill_tree(processes);
         }
         if self.lost && self.own_wait.is_some() && self.tree(processes).is_empty() {
             // No monitor is left to say so.
-            self.monitor.report().state.store(monitor::GONE, Ordering::Release);
+            self.monitor
+                .report()
+                .state
+                .store(monitor::GONE, Ordering::Release);
         }
         Some(next)
     }
@@ -290,12 +323,17 @@ fn passed_streams(
 ) -> Outcome<[Fd; 3]> {
     let mut next = || {
         let fd = passed.pop_front();
-        let fd = fd.ok_or_else(|| failure(Code::Protocol, 0, b"a stream's descriptor is missing"))?;
+        let fd =
+            fd.ok_or_else(|| failure(Code::Protocol, 0, b"a stream's descriptor is missing"))?;
         let raw = fd.raw();
         child_side.push(fd);
         Ok::<_, Failure>(raw)
     };
-    let stdin = if request.flags & FLAG_STDIN != 0 { next()? } else { null };
+    let stdin = if request.flags & FLAG_STDIN != 0 {
+        next()?
+    } else {
+        null
+    };
     Ok([stdin, next()?, next()?])
 }
 
@@ -350,14 +388,21 @@ fn plan(
         CString::new(bytes).map_err(|_| failure(Code::Protocol, 0, b"a NUL byte in a command"))
     };
     let mut env = request.env.clone();
-    for (name, value) in [(&b"HOME="[..], &user.home), (b"USER=", &user.name), (b"LOGNAME=", &user.name)] {
+    for (name, value) in [
+        (&b"HOME="[..], &user.home),
+        (b"USER=", &user.name),
+        (b"LOGNAME=", &user.name),
+    ] {
         if !value.is_empty() && !env.iter().any(|entry| entry.starts_with(name)) {
             env.push([name, value].concat());
         }
     }
     let program = &request.argv[0];
     let programs = if request.flags & FLAG_SEARCH != 0 && !program.contains(&b'/') {
-        let path = env.iter().find_map(|entry| entry.strip_prefix(b"PATH=")).unwrap_or(b"/usr/bin:/bin");
+        let path = env
+            .iter()
+            .find_map(|entry| entry.strip_prefix(b"PATH="))
+            .unwrap_or(b"/usr/bin:/bin");
         path.split(|b| *b == b':')
             .map(|dir| if dir.is_empty() { &b"."[..] } else { dir })
             .map(|dir| c_string(&[dir, b"/", program].concat()))
@@ -374,8 +419,15 @@ fn plan(
         user: (foreign && !confined_or_own).then(|| (user.uid, user.gid, user.groups.clone())),
         cwd: c_string(&files.cwd(&request.cwd))?,
         programs,
-        argv: request.argv.iter().map(|argument| c_string(argument)).collect::<Outcome<_>>()?,
-        env: env.iter().map(|entry| c_string(entry)).collect::<Outcome<_>>()?,
+        argv: request
+            .argv
+            .iter()
+            .map(|argument| c_string(argument))
+            .collect::<Outcome<_>>()?,
+        env: env
+            .iter()
+            .map(|entry| c_string(entry))
+            .collect::<Outcome<_>>()?,
         notify,
     })
 }
@@ -384,13 +436,15 @@ fn plan(
 fn open_terminal(rows: u16, columns: u16) -> Outcome<(OwnedFd, OwnedFd)> {
     const TIOCSPTLCK: u32 = 0x4004_5431;
     const TIOCGPTPEER: u32 = 0x5441;
-    let at = |error: sys::Errno| failure(Code::Io, error.0, b"opening a pseudo-terminal (/dev/ptmx)");
+    let at =
+        |error: sys::Errno| failure(Code::Io, error.0, b"opening a pseudo-terminal (/dev/ptmx)");
     let flags = sys::O_RDWR | sys::O_NOCTTY;
     let master = sys::openat(sys::AT_FDCWD, c"/dev/ptmx", flags, 0).map_err(at)?;
     let mut unlock = 0i32;
     sys::ioctl_with(master.raw(), TIOCSPTLCK, &mut unlock).map_err(at)?;
     // By descriptor, never by name: a path could have been swapped for something else.
-    let peer = sys::ioctl(master.raw(), TIOCGPTPEER, (flags | sys::O_CLOEXEC) as usize).map_err(at)?;
+    let peer =
+        sys::ioctl(master.raw(), TIOCGPTPEER, (flags | sys::O_CLOEXEC) as usize).map_err(at)?;
     let slave = OwnedFd::new(peer as Fd);
     resize(master.raw(), rows, columns);
     sys::set_nonblocking(master.raw()).map_err(at)?;

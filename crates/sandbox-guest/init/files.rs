@@ -15,7 +15,11 @@ const MAX_LINKS: usize = 40;
 /// A failure with its path.
 pub(crate) fn failure(code: Code, errno: i32, detail: &[u8]) -> Failure {
     // A path beyond what a message needs is cut.
-    Failure { code, errno, detail: detail[..detail.len().min(4096)].to_vec() }
+    Failure {
+        code,
+        errno,
+        detail: detail[..detail.len().min(4096)].to_vec(),
+    }
 }
 
 /// The contract's kind for an error number of a file call.
@@ -67,21 +71,37 @@ impl Files {
 
     /// The absolute path of what a caller named.
     pub(crate) fn absolute(&self, path: &[u8]) -> Vec<u8> {
-        if path.starts_with(b"/") { path.to_vec() } else { [&self.workdir[..], b"/", path].concat() }
+        if path.starts_with(b"/") {
+            path.to_vec()
+        } else {
+            [&self.workdir[..], b"/", path].concat()
+        }
     }
 
     /// Where a command starts: absolute, and the workdir if it does not say.
     pub(crate) fn cwd(&self, cwd: &[u8]) -> Vec<u8> {
-        if cwd.is_empty() { self.workdir.clone() } else { self.absolute(cwd) }
+        if cwd.is_empty() {
+            self.workdir.clone()
+        } else {
+            self.absolute(cwd)
+        }
     }
 
     /// Opens a path, following symbolic links.
     pub(crate) fn open(&self, path: &[u8], flags: u32, mode: u32) -> Outcome<OwnedFd> {
         let absolute = self.absolute(path);
         let opened = match &self.confined {
-            None => sys::openat2(AT_FDCWD, &c_string(&absolute)?, flags, mode, sys::RESOLVE_NO_MAGICLINKS),
+            None => sys::openat2(
+                AT_FDCWD,
+                &c_string(&absolute)?,
+                flags,
+                mode,
+                sys::RESOLVE_NO_MAGICLINKS,
+            ),
             Some(base) => {
-                let below = self.below_workdir(&absolute).ok_or_else(|| failure(Code::InvalidPath, 0, path))?;
+                let below = self
+                    .below_workdir(&absolute)
+                    .ok_or_else(|| failure(Code::InvalidPath, 0, path))?;
                 let resolve = sys::RESOLVE_BENEATH | sys::RESOLVE_NO_MAGICLINKS;
                 sys::openat2(base.raw(), &c_string(below)?, flags, mode, resolve)
             }
@@ -89,7 +109,8 @@ impl Files {
         match opened {
             // A kernel before 5.6: inside a root of its own, the plain call resolves to the same files.
             Err(sys::ENOSYS) if self.confined.is_none() => {
-                sys::openat(AT_FDCWD, &c_string(&absolute)?, flags, mode).map_err(|error| failed(error, path))
+                sys::openat(AT_FDCWD, &c_string(&absolute)?, flags, mode)
+                    .map_err(|error| failed(error, path))
             }
             other => other.map_err(|error| failed(error, path)),
         }
@@ -100,20 +121,39 @@ impl Files {
         if !rest.is_empty() && !rest.starts_with(b"/") {
             return None;
         }
-        Some(rest.iter().position(|b| *b != b'/').map_or(&b"."[..], |at| &rest[at..]))
+        Some(
+            rest.iter()
+                .position(|b| *b != b'/')
+                .map_or(&b"."[..], |at| &rest[at..]),
+        )
     }
 
     /// The directory of a path's last component; trailing slashes and dots are answered by kind, since they name directories.
     fn place(&self, path: &[u8], make_parents: bool) -> Outcome<Place> {
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
         let trimmed = &path[..end];
-        let start = trimmed.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+        let start = trimmed
+            .iter()
+            .rposition(|b| *b == b'/')
+            .map_or(0, |at| at + 1);
         let name = &trimmed[start..];
         if end < path.len() || matches!(name, b"" | b"." | b"..") {
-            let fd = self.open(if trimmed.is_empty() { b"/" } else { trimmed }, sys::O_PATH, 0)?;
+            let fd = self.open(
+                if trimmed.is_empty() { b"/" } else { trimmed },
+                sys::O_PATH,
+                0,
+            )?;
             let stat = sys::fstat(fd.raw()).map_err(|error| failed(error, path))?;
             let directory = stat.kind() == sys::S_IFDIR;
-            return Err(failure(if directory { Code::IsADirectory } else { Code::NotADirectory }, 0, path));
+            return Err(failure(
+                if directory {
+                    Code::IsADirectory
+                } else {
+                    Code::NotADirectory
+                },
+                0,
+                path,
+            ));
         }
         if name.len() > 255 {
             return Err(failure(Code::InvalidPath, sys::ENAMETOOLONG.0, path));
@@ -124,11 +164,17 @@ impl Files {
             _ => trimmed[..start - 1].to_vec(),
         };
         let dir = match self.open(&parent, sys::O_PATH | sys::O_DIRECTORY, 0) {
-            Err(missing) if missing.code == Code::NotFound && make_parents => self.make_dirs(&parent),
+            Err(missing) if missing.code == Code::NotFound && make_parents => {
+                self.make_dirs(&parent)
+            }
             other => other,
         }
         .map_err(of(path))?;
-        Ok(Place { dir, name: c_string(name)?, parent })
+        Ok(Place {
+            dir,
+            name: c_string(name)?,
+            parent,
+        })
     }
 
     /// Makes a directory with all its parents and opens it.
@@ -136,8 +182,20 @@ impl Files {
         let absolute = self.absolute(dir);
         let directory = sys::O_PATH | sys::O_DIRECTORY;
         // Without a root of its own, nothing is made above the workdir.
-        let mut end = if self.is_confined() { self.workdir.len() } else { 0 };
-        let mut current = self.open(if self.is_confined() { &self.workdir } else { b"/" }, directory, 0)?;
+        let mut end = if self.is_confined() {
+            self.workdir.len()
+        } else {
+            0
+        };
+        let mut current = self.open(
+            if self.is_confined() {
+                &self.workdir
+            } else {
+                b"/"
+            },
+            directory,
+            0,
+        )?;
         while end < absolute.len() {
             let start = end + absolute[end..].iter().take_while(|b| **b == b'/').count();
             end = start + absolute[start..].iter().take_while(|b| **b != b'/').count();
@@ -184,7 +242,10 @@ impl Files {
         let mut names = Vec::new();
         sys::read_dir(fd.raw(), |entry| names.push((entry.kind, entry.name)))
             .map_err(|error| failed(error, path))?;
-        Ok(names.into_iter().map(|(kind, name)| (entry_kind(fd.raw(), kind, &name), name)).collect())
+        Ok(names
+            .into_iter()
+            .map(|(kind, name)| (entry_kind(fd.raw(), kind, &name), name))
+            .collect())
     }
 
     pub(crate) fn delete(&self, path: &[u8]) -> Outcome<()> {
@@ -307,12 +368,22 @@ impl Writer {
     fn replace(place: Place, old: Option<sys::Stat>, path: &[u8]) -> Outcome<Writer> {
         let mut random = [0; 8];
         sys::random(&mut random).map_err(|error| failed(error, path))?;
-        let temporary = c_string(format!(".sandbox-{:016x}.tmp", u64::from_ne_bytes(random)).as_bytes())?;
+        let temporary =
+            c_string(format!(".sandbox-{:016x}.tmp", u64::from_ne_bytes(random)).as_bytes())?;
         let flags = sys::O_CREAT | sys::O_EXCL | sys::O_WRONLY | sys::O_NOFOLLOW;
         match sys::openat(place.dir.raw(), &temporary, flags, 0o600) {
             Ok(fd) => {
-                let replace = Replace { place, temporary, old, done: false };
-                Ok(Writer { fd, path: path.to_vec(), replace: Some(replace) })
+                let replace = Replace {
+                    place,
+                    temporary,
+                    old,
+                    done: false,
+                };
+                Ok(Writer {
+                    fd,
+                    path: path.to_vec(),
+                    replace: Some(replace),
+                })
             }
             // The file may be written although its directory may not.
             Err(sys::EACCES | sys::EROFS) if old.is_some() => Writer::in_place(&place, path),
@@ -321,10 +392,16 @@ impl Writer {
     }
 
     fn in_place(place: &Place, path: &[u8]) -> Outcome<Writer> {
-        let flags = sys::O_WRONLY | sys::O_TRUNC | sys::O_NOFOLLOW | sys::O_NONBLOCK | sys::O_NOCTTY;
-        let fd = sys::openat(place.dir.raw(), &place.name, flags, 0).map_err(|error| failed(error, path))?;
+        let flags =
+            sys::O_WRONLY | sys::O_TRUNC | sys::O_NOFOLLOW | sys::O_NONBLOCK | sys::O_NOCTTY;
+        let fd = sys::openat(place.dir.raw(), &place.name, flags, 0)
+            .map_err(|error| failed(error, path))?;
         regular(&fd, path)?;
-        Ok(Writer { fd, path: path.to_vec(), replace: None })
+        Ok(Writer {
+            fd,
+            path: path.to_vec(),
+            replace: None,
+        })
     }
 
     /// The open file, for a host that writes it itself.
@@ -346,7 +423,10 @@ impl Writer {
                 // Only who may give files away can keep a foreign owner; the content matters more.
                 let _ = sys::fchown(self.fd.raw(), old.uid, old.gid);
             }
-            sys::fchmod(self.fd.raw(), replace.old.map_or(0o644, |old| old.mode & 0o7777))?;
+            sys::fchmod(
+                self.fd.raw(),
+                replace.old.map_or(0o644, |old| old.mode & 0o7777),
+            )?;
             let dir = replace.place.dir.raw();
             sys::renameat2(dir, &replace.temporary, dir, &replace.place.name, 0)
         })();

@@ -90,7 +90,11 @@ impl Monitor {
     pub(crate) fn start(plan: Plan) -> Sys<Monitor> {
         let pointers = |strings: &[CString]| {
             let end = std::iter::once(std::ptr::null());
-            strings.iter().map(|string| string.as_ptr().cast::<u8>()).chain(end).collect::<Vec<_>>()
+            strings
+                .iter()
+                .map(|string| string.as_ptr().cast::<u8>())
+                .chain(end)
+                .collect::<Vec<_>>()
         };
         let mut stacks = Vec::with_capacity(2 * STACK + 16);
         let base: *mut u8 = stacks.as_mut_ptr();
@@ -229,7 +233,9 @@ fn become_command(shared: &Shared) -> (u32, Errno) {
         return (STEP_STDIO, error);
     }
     if let Some((uid, gid, groups)) = &plan.user {
-        let changed = sys::setgroups(groups).and_then(|()| sys::setresgid(*gid)).and_then(|()| sys::setresuid(*uid));
+        let changed = sys::setgroups(groups)
+            .and_then(|()| sys::setresgid(*gid))
+            .and_then(|()| sys::setresuid(*uid));
         if let Err(error) = changed {
             return (STEP_USER, error);
         }

@@ -14,7 +14,10 @@ pub(crate) struct Processes {
 impl Processes {
     pub(crate) fn new() -> Self {
         let proc = sys::openat(sys::AT_FDCWD, c"/proc", sys::O_RDONLY | sys::O_DIRECTORY, 0).ok();
-        Processes { proc, monitors: Vec::new() }
+        Processes {
+            proc,
+            monitors: Vec::new(),
+        }
     }
 
     /// Everything below a process.
@@ -26,8 +29,13 @@ impl Processes {
     pub(crate) fn orphans(&self) -> Vec<i32> {
         let all = self.list();
         let own = sys::getpid();
-        let children = all.iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| *pid);
-        let roots: Vec<i32> = children.filter(|pid| !self.monitors.contains(pid)).collect();
+        let children = all
+            .iter()
+            .filter(|(_, parent)| *parent == own)
+            .map(|(pid, _)| *pid);
+        let roots: Vec<i32> = children
+            .filter(|pid| !self.monitors.contains(pid))
+            .collect();
         let mut tree = descendants(&all, &roots);
         tree.extend(roots);
         tree
@@ -46,11 +54,17 @@ impl Processes {
         };
         let mut pids: Vec<i32> = Vec::new();
         let _ = sys::read_dir(dir.raw(), |entry| {
-            pids.extend(std::str::from_utf8(&entry.name).ok().and_then(|name| name.parse::<i32>().ok()));
+            pids.extend(
+                std::str::from_utf8(&entry.name)
+                    .ok()
+                    .and_then(|name| name.parse::<i32>().ok()),
+            );
         });
         let mut buffer = [0; 512];
         for pid in pids {
-            let Ok(name) = CString::new(format!("{pid}/stat")) else { continue };
+            let Ok(name) = CString::new(format!("{pid}/stat")) else {
+                continue;
+            };
             let read = sys::openat(dir.raw(), &name, sys::O_RDONLY, 0)
                 .and_then(|stat| sys::read(stat.raw(), &mut buffer));
             if let Ok(length) = read
@@ -69,7 +83,8 @@ fn parse_stat(stat: &[u8]) -> Option<(bool, i32)> {
     let end = stat.iter().rposition(|b| *b == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 2..)?).ok()?;
     let fields: Vec<&str> = rest.split(' ').collect();
-    let dead = matches!(*fields.first()?, "Z" | "X") && fields.get(17).is_none_or(|threads| *threads == "1");
+    let dead = matches!(*fields.first()?, "Z" | "X")
+        && fields.get(17).is_none_or(|threads| *threads == "1");
     Some((!dead, fields.get(1)?.parse().ok()?))
 }
 
@@ -97,8 +112,14 @@ mod tests {
     #[test]
     fn a_process_name_cannot_fake_its_parent() {
         assert_eq!(parse_stat(b"7 (a) S 1 1) R 42 7 7"), Some((true, 42)));
-        assert_eq!(parse_stat(b"7 (a) Z 42 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0"), Some((false, 42)));
-        assert_eq!(parse_stat(b"7 (a) Z 42 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 2 0"), Some((true, 42)));
+        assert_eq!(
+            parse_stat(b"7 (a) Z 42 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0"),
+            Some((false, 42))
+        );
+        assert_eq!(
+            parse_stat(b"7 (a) Z 42 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 2 0"),
+            Some((true, 42))
+        );
         assert_eq!(parse_stat(b"7 (a"), None);
         assert_eq!(parse_stat(b""), None);
     }

@@ -9,11 +9,12 @@ use crate::processes::Processes;
 use crate::streams::{Pulled, Sink, Source};
 use crate::sys::{self, EpollEvent, Fd, OwnedFd};
 use crate::tree::{Applier, Step, Walker};
-use crate::users::{self, User};
+use crate::users::{User, Users};
 use crate::wire::bytes::{Decoder, Encoder, Malformed};
 use crate::wire::frame::{self, Assembler, FRAME_COST, Frame, MAX_DATA, VERSION, WINDOW};
 use crate::wire::message::{
-    self, Code, Entry, ExecRequest, FLAG_LOCAL, Failure, STDERR, STDIN, STDOUT, UserSpec, to_guest, to_host,
+    self, Code, Entry, ExecRequest, FLAG_LOCAL, Failure, STDERR, STDIN, STDOUT, UserSpec, to_guest,
+    to_host,
 };
 
 /// Output that may wait for a connection before its streams are left alone, in bytes.
@@ -57,12 +58,18 @@ pub(crate) fn serve() -> ! {
     let socket = sys::fstat(input.raw()).is_ok_and(|stat| stat.kind() == sys::S_IFSOCK);
     run(Config {
         input,
-        output: if socket { None } else { sys::dup_from(1, 3).ok() },
+        output: if socket {
+            None
+        } else {
+            sys::dup_from(1, 3).ok()
+        },
         listener: None,
         detached: false,
         ttl_ms: None,
         workdir,
-        confined: std::env::args_os().nth(2).is_some_and(|argument| argument == "confined"),
+        confined: std::env::args_os()
+            .nth(2)
+            .is_some_and(|argument| argument == "confined"),
         default_user: UserSpec::Default,
     })
 }
@@ -85,7 +92,11 @@ enum Target {
     Reports,
     Connection(u32),
     Output(u32),
-    Stream { connection: u32, id: u32, stream: u8 },
+    Stream {
+        connection: u32,
+        id: u32,
+        stream: u8,
+    },
 }
 
 struct Server {
@@ -104,6 +115,7 @@ struct Server {
     ends_at: Option<u64>,
     files: Files,
     processes: Processes,
+    users: Users,
     default_user: UserSpec,
     /// As whom files are used, if not as root.
     file_user: Option<User>,
@@ -146,10 +158,18 @@ enum Body {
     #[default]
     Streams,
     Write(Writer),
-    ReadTree { walker: Walker, credit: i64 },
+    ReadTree {
+        walker: Walker,
+        credit: i64,
+    },
     WriteTree(Applier),
     /// A connection that is not there yet; whether it is passed when it is.
-    Connecting { socket: OwnedFd, local: bool, port: u16, registered: Registered },
+    Connecting {
+        socket: OwnedFd,
+        local: bool,
+        port: u16,
+        registered: Registered,
+    },
     /// A regular file that is sent as its credit allows; never waited for.
     ReadFile(Source),
 }
@@ -169,7 +189,12 @@ impl Server {
         sys::umask(0o022);
         let confined = if config.confined {
             let dir = std::ffi::CString::new(config.workdir.clone()).map_err(|_| sys::EINVAL)?;
-            Some(sys::openat(sys::AT_FDCWD, &dir, sys::O_PATH | sys::O_DIRECTORY, 0)?)
+            Some(sys::openat(
+                sys::AT_FDCWD,
+                &dir,
+                sys::O_PATH | sys::O_DIRECTORY,
+                0,
+            )?)
         } else {
             None
         };
@@ -188,6 +213,7 @@ impl Server {
             ends_at: config.ttl_ms.map(|ttl| sys::now_ms().saturating_add(ttl)),
             files: Files::new(config.workdir, confined),
             processes: Processes::new(),
+            users: Users::default(),
             default_user: config.default_user,
             file_user: None,
         };
@@ -210,7 +236,9 @@ impl Server {
             let next = next_look.into_iter().chain(self.ends_at).min();
             let timeout = match (busy, next) {
                 (true, _) => 0,
-                (false, Some(at)) => i32::try_from(u64::saturating_sub(at, now)).unwrap_or(i32::MAX),
+                (false, Some(at)) => {
+                    i32::try_from(u64::saturating_sub(at, now)).unwrap_or(i32::MAX)
+                }
                 (false, None) => -1,
             };
             let count = sys::epoll_wait(self.epoll.raw(), &mut events, timeout).unwrap_or(0);
@@ -233,7 +261,10 @@ impl Server {
     fn handle(&mut self, target: Target, flags: u32) {
         match target {
             Target::Listener => {
-                while let Some(Ok(socket)) = self.listener.as_ref().map(|listener| sys::accept(listener.raw()))
+                while let Some(Ok(socket)) = self
+                    .listener
+                    .as_ref()
+                    .map(|listener| sys::accept(listener.raw()))
                 {
                     // A connection that cannot be watched is closed; its host sees that.
                     let _ = self.connect(socket, None);
@@ -257,7 +288,11 @@ impl Server {
                     self.break_connection(number);
                 }
             }
-            Target::Stream { connection, id, stream } => self.stream_ready(connection, id, stream),
+            Target::Stream {
+                connection,
+                id,
+                stream,
+            } => self.stream_ready(connection, id, stream),
         }
     }
 
@@ -316,7 +351,9 @@ impl Server {
         let mut fds = Vec::new();
         // A bounded number of reads, so that one connection cannot keep the others waiting.
         for _ in 0..16 {
-            let Some(connection) = self.connections.get_mut(&number) else { return };
+            let Some(connection) = self.connections.get_mut(&number) else {
+                return;
+            };
             let received = if connection.output.is_none() {
                 sys::receive_with_fds(connection.input.raw(), &mut buffer, &mut fds)
             } else {
@@ -330,7 +367,9 @@ impl Server {
             connection.fds.extend(fds.drain(..));
             connection.assembler.push(&buffer[..length]);
             loop {
-                let Some(connection) = self.connections.get_mut(&number) else { return };
+                let Some(connection) = self.connections.get_mut(&number) else {
+                    return;
+                };
                 let handled = match connection.assembler.next() {
                     Ok(Some(frame)) => self.dispatch(number, frame),
                     Ok(None) => break,
@@ -356,7 +395,15 @@ impl Server {
         self.send_with(number, id, kind, stream, payload, Vec::new());
     }
 
-    fn send_with(&mut self, number: u32, id: u32, kind: u8, stream: u8, payload: &[u8], fds: Vec<OwnedFd>) {
+    fn send_with(
+        &mut self,
+        number: u32,
+        id: u32,
+        kind: u8,
+        stream: u8,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+    ) {
         if let Some(connection) = self.connections.get_mut(&number) {
             let bytes = frame::encode(id, kind, stream, fds.len() as u8, payload);
             connection.out_bytes += bytes.len();
@@ -372,15 +419,25 @@ impl Server {
         let numbers: Vec<u32> = self.connections.keys().copied().collect();
         for number in numbers {
             self.flush(number);
-            if self.connections.get(&number).is_some_and(|connection| connection.broken) {
+            if self
+                .connections
+                .get(&number)
+                .is_some_and(|connection| connection.broken)
+            {
                 self.disconnect(number);
             }
         }
     }
 
     fn flush(&mut self, number: u32) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
-        let fd = connection.output.as_ref().unwrap_or(&connection.input).raw();
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let fd = connection
+            .output
+            .as_ref()
+            .unwrap_or(&connection.input)
+            .raw();
         let socket = connection.output.is_none();
         let mut blocked = false;
         while let Some((bytes, fds)) = connection.out.front_mut() {
@@ -425,7 +482,9 @@ impl Server {
             // The owner is gone.
             self.end_everything();
         }
-        let Some(mut connection) = self.connections.remove(&number) else { return };
+        let Some(mut connection) = self.connections.remove(&number) else {
+            return;
+        };
         sys::epoll_remove(self.epoll.raw(), connection.input.raw());
         if let Some(output) = &connection.output {
             sys::epoll_remove(self.epoll.raw(), output.raw());
@@ -447,7 +506,11 @@ impl Server {
         }
         let deadline = sys::now_ms() + LAST_WAIT;
         let mut execs = std::mem::take(&mut self.abandoned);
-        execs.extend(self.connections.values_mut().flat_map(|all| all.execs.drain().map(|(_, exec)| exec)));
+        execs.extend(
+            self.connections
+                .values_mut()
+                .flat_map(|all| all.execs.drain().map(|(_, exec)| exec)),
+        );
         for exec in &mut execs {
             exec.end(0, &self.processes);
         }
@@ -463,10 +526,17 @@ impl Server {
     // --- frames from the host
 
     fn dispatch(&mut self, number: u32, frame: Frame) -> Result<(), Malformed> {
-        let Some(connection) = self.connections.get_mut(&number) else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return Ok(());
+        };
         let mut passed = VecDeque::new();
         for _ in 0..frame.fds {
-            passed.push_back(connection.fds.pop_front().ok_or(Malformed("a descriptor is missing"))?);
+            passed.push_back(
+                connection
+                    .fds
+                    .pop_front()
+                    .ok_or(Malformed("a descriptor is missing"))?,
+            );
         }
         if !connection.greeted {
             if frame.kind != to_guest::HELLO {
@@ -484,9 +554,13 @@ impl Server {
                     self.fail(number, id, &failed);
                 }
             }
-            to_guest::DATA => self.as_user(|server| server.data(number, id, frame.stream, frame.payload))?,
+            to_guest::DATA => {
+                self.as_user(|server| server.data(number, id, frame.stream, frame.payload))?
+            }
             to_guest::EOF => self.eof(number, id, frame.stream),
-            to_guest::CREDIT => self.credit(number, id, frame.stream, message::number(&frame.payload)?),
+            to_guest::CREDIT => {
+                self.credit(number, id, frame.stream, message::number(&frame.payload)?)
+            }
             to_guest::END => {
                 let grace = Decoder::new(&frame.payload).u64()?;
                 if let Some(exec) = connection.execs.get_mut(&id) {
@@ -496,7 +570,11 @@ impl Server {
             to_guest::RESIZE => {
                 let mut decoder = Decoder::new(&frame.payload);
                 let (rows, columns) = (decoder.u16()?, decoder.u16()?);
-                if let Some(terminal) = connection.execs.get(&id).and_then(|exec| exec.terminal.as_ref()) {
+                if let Some(terminal) = connection
+                    .execs
+                    .get(&id)
+                    .and_then(|exec| exec.terminal.as_ref())
+                {
                     exec::resize(terminal.raw(), rows, columns);
                 }
             }
@@ -525,7 +603,9 @@ impl Server {
             | to_guest::WRITE_TREE => {
                 let path = message::path(&frame.payload)?;
                 let local = frame.stream & FLAG_LOCAL != 0;
-                if let Err(failed) = self.as_user(|server| server.file_call(number, id, frame.kind, local, path)) {
+                if let Err(failed) =
+                    self.as_user(|server| server.file_call(number, id, frame.kind, local, path))
+                {
                     self.fail(number, id, &failed);
                 }
             }
@@ -543,11 +623,16 @@ impl Server {
 
     fn set_user(&mut self, spec: UserSpec) -> Outcome<()> {
         let named = exec::user_text(&spec);
-        let user = users::find(&spec).ok_or_else(|| failure(Code::UserNotFound, 0, named.as_bytes()))?;
+        let user = self
+            .users
+            .find(&spec)
+            .ok_or_else(|| failure(Code::UserNotFound, 0, named.as_bytes()))?;
         if (user.uid, user.gid) != (0, 0) {
             let usable = sys::set_file_user(user.uid, user.gid, &user.groups);
             let back = back_to_root(self.detached);
-            usable.and(back).map_err(|error| failure(Code::UserNotFound, error.0, named.as_bytes()))?;
+            usable
+                .and(back)
+                .map_err(|error| failure(Code::UserNotFound, error.0, named.as_bytes()))?;
             self.file_user = Some(user);
         } else {
             self.file_user = None;
@@ -572,23 +657,46 @@ impl Server {
         passed: VecDeque<OwnedFd>,
     ) -> Outcome<()> {
         let (reports, null) = (self.reports.raw(), self.null.raw());
-        let (exec, ends) =
-            Exec::start(request, passed, &self.files, reports, null, &self.default_user)?;
+        let wanted = match &request.user {
+            UserSpec::Default => &self.default_user,
+            other => other,
+        };
+        let user = self.users.find(wanted);
+        let (exec, ends) = Exec::start(
+            request,
+            passed,
+            &self.files,
+            reports,
+            null,
+            wanted,
+            user.as_ref(),
+        )?;
         self.processes.monitors.push(exec.monitor.pid);
         let mut operation = Operation::default();
         let credit = u64::from(WINDOW);
         let source = |fd| Source::new(fd, credit);
         if request.flags & FLAG_LOCAL == 0
             && let Some(terminal) = &exec.terminal
-            && let (Ok(read), Ok(write)) =
-                (sys::dup_from(terminal.raw(), 3), sys::dup_from(terminal.raw(), 3))
+            && let (Ok(read), Ok(write)) = (
+                sys::dup_from(terminal.raw(), 3),
+                sys::dup_from(terminal.raw(), 3),
+            )
         {
-            operation.sources.push((STDOUT, source(read), Registered::default()));
-            operation.sinks.push((STDIN, Sink::new(write), Registered::default()));
+            operation
+                .sources
+                .push((STDOUT, source(read), Registered::default()));
+            operation
+                .sinks
+                .push((STDIN, Sink::new(write), Registered::default()));
         }
-        operation.sinks.extend(ends.stdin.map(|fd| (STDIN, Sink::new(fd), Registered::default())));
+        operation.sinks.extend(
+            ends.stdin
+                .map(|fd| (STDIN, Sink::new(fd), Registered::default())),
+        );
         for (stream, fd) in [(STDOUT, ends.stdout), (STDERR, ends.stderr)] {
-            operation.sources.extend(fd.map(|fd| (stream, source(fd), Registered::default())));
+            operation
+                .sources
+                .extend(fd.map(|fd| (stream, source(fd), Registered::default())));
         }
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.execs.insert(id, exec);
@@ -599,7 +707,14 @@ impl Server {
         Ok(())
     }
 
-    fn file_call(&mut self, number: u32, id: u32, kind: u8, local: bool, path: &[u8]) -> Outcome<()> {
+    fn file_call(
+        &mut self,
+        number: u32,
+        id: u32,
+        kind: u8,
+        local: bool,
+        path: &[u8],
+    ) -> Outcome<()> {
         let mut fds = Vec::new();
         let mut size = 0u64;
         let body = match kind {
@@ -613,8 +728,10 @@ impl Server {
             to_guest::LIST => {
                 let names = self.files.list(path)?;
                 for some in names.chunks(200) {
-                    let entries: Vec<Vec<u8>> =
-                        some.iter().map(|(kind, name)| [&[*kind][..], name].concat()).collect();
+                    let entries: Vec<Vec<u8>> = some
+                        .iter()
+                        .map(|(kind, name)| [&[*kind][..], name].concat())
+                        .collect();
                     let mut list = Encoder::default();
                     list.list(entries.iter().map(Vec::as_slice));
                     self.send(number, id, to_host::NAMES, 0, &list.0);
@@ -645,29 +762,46 @@ impl Server {
                 }
                 Body::Write(writer)
             }
-            to_guest::READ_TREE => {
-                Body::ReadTree { walker: Walker::new(&self.files, path)?, credit: i64::from(WINDOW) }
-            }
+            to_guest::READ_TREE => Body::ReadTree {
+                walker: Walker::new(&self.files, path)?,
+                credit: i64::from(WINDOW),
+            },
             _ => Body::WriteTree(Applier::new(&self.files, path)?),
         };
         self.send_with(number, id, to_host::OPENED, 0, &size.to_le_bytes(), fds);
         if !matches!(body, Body::Streams)
             && let Some(connection) = self.connections.get_mut(&number)
         {
-            connection.operations.insert(id, Operation { body, ..Operation::default() });
+            connection.operations.insert(
+                id,
+                Operation {
+                    body,
+                    ..Operation::default()
+                },
+            );
         }
         Ok(())
     }
 
-    fn data(&mut self, number: u32, id: u32, stream: u8, payload: Vec<u8>) -> Result<(), Malformed> {
+    fn data(
+        &mut self,
+        number: u32,
+        id: u32,
+        stream: u8,
+        payload: Vec<u8>,
+    ) -> Result<(), Malformed> {
         // What arrives for an operation that has failed meanwhile is thrown away.
-        let Some(operation) = self.operation(number, id) else { return Ok(()) };
+        let Some(operation) = self.operation(number, id) else {
+            return Ok(());
+        };
         let length = payload.len();
         let written = match &mut operation.body {
             Body::Write(writer) => writer.write(&payload),
             Body::WriteTree(applier) => applier.data(&payload),
             _ => {
-                if let Some((_, sink, _)) = operation.sinks.iter_mut().find(|(of, ..)| *of == stream) {
+                if let Some((_, sink, _)) =
+                    operation.sinks.iter_mut().find(|(of, ..)| *of == stream)
+                {
                     if sink.queued() + length > WINDOW as usize {
                         return Err(Malformed("more data than there was credit for"));
                     }
@@ -678,7 +812,13 @@ impl Server {
             }
         };
         match written {
-            Ok(()) => self.send(number, id, to_host::CREDIT, STDIN, &(length as u32).to_le_bytes()),
+            Ok(()) => self.send(
+                number,
+                id,
+                to_host::CREDIT,
+                STDIN,
+                &(length as u32).to_le_bytes(),
+            ),
             Err(failed) => {
                 self.fail(number, id, &failed);
                 self.drop_operation(number, id);
@@ -697,12 +837,18 @@ impl Server {
     }
 
     fn credit(&mut self, number: u32, id: u32, stream: u8, bytes: u32) {
-        let Some(operation) = self.operation(number, id) else { return };
+        let Some(operation) = self.operation(number, id) else {
+            return;
+        };
         match &mut operation.body {
             Body::ReadTree { credit, .. } => *credit = credit.saturating_add(i64::from(bytes)),
-            Body::ReadFile(source) => source.credit = source.credit.saturating_add(u64::from(bytes)),
+            Body::ReadFile(source) => {
+                source.credit = source.credit.saturating_add(u64::from(bytes))
+            }
             _ => {
-                if let Some((_, source, _)) = operation.sources.iter_mut().find(|(of, ..)| *of == stream) {
+                if let Some((_, source, _)) =
+                    operation.sources.iter_mut().find(|(of, ..)| *of == stream)
+                {
                     source.credit = source.credit.saturating_add(u64::from(bytes));
                 }
             }
@@ -710,7 +856,10 @@ impl Server {
     }
 
     fn commit(&mut self, number: u32, id: u32) {
-        let operation = self.connections.get_mut(&number).and_then(|all| all.operations.remove(&id));
+        let operation = self
+            .connections
+            .get_mut(&number)
+            .and_then(|all| all.operations.remove(&id));
         let done = match operation.map(|operation| operation.body) {
             Some(Body::Write(writer)) => writer.commit(),
             Some(Body::WriteTree(applier)) => applier.finish(),
@@ -723,7 +872,11 @@ impl Server {
     }
 
     fn apply(&mut self, number: u32, id: u32, entry: Entry, length: u32) {
-        let Some(Operation { body: Body::WriteTree(applier), .. }) = self.operation(number, id) else {
+        let Some(Operation {
+            body: Body::WriteTree(applier),
+            ..
+        }) = self.operation(number, id)
+        else {
             return;
         };
         match applier.entry(entry) {
@@ -736,7 +889,9 @@ impl Server {
     }
 
     fn release(&mut self, number: u32, id: u32, passed: VecDeque<OwnedFd>) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
         if let Some(exec) = connection.execs.get_mut(&id) {
             exec.released = true;
             exec.terminal = None;
@@ -745,7 +900,11 @@ impl Server {
         for (index, fd) in (0u8..).zip(passed) {
             if sys::set_nonblocking(fd.raw()).is_ok() {
                 // Numbers of their own: the streams' are taken by framed ones.
-                operation.sources.push((u8::MAX - index, Source::new(fd, 0), Registered::default()));
+                operation.sources.push((
+                    u8::MAX - index,
+                    Source::new(fd, 0),
+                    Registered::default(),
+                ));
             }
         }
         for (_, source, _) in &mut operation.sources {
@@ -765,13 +924,19 @@ impl Server {
         for (_, sink, registered) in &mut operation.sinks {
             self.unwatch(sink.fd.raw(), registered);
         }
-        if let Body::Connecting { socket, registered, .. } = &mut operation.body {
+        if let Body::Connecting {
+            socket, registered, ..
+        } = &mut operation.body
+        {
             self.unwatch(socket.raw(), registered);
         }
     }
 
     fn drop_operation(&mut self, number: u32, id: u32) {
-        let operation = self.connections.get_mut(&number).and_then(|all| all.operations.remove(&id));
+        let operation = self
+            .connections
+            .get_mut(&number)
+            .and_then(|all| all.operations.remove(&id));
         if let Some(mut operation) = operation {
             self.unwatch_all(&mut operation);
         }
@@ -792,27 +957,49 @@ impl Server {
 
     fn dial(&mut self, number: u32, id: u32, local: bool, port: u16) -> Outcome<()> {
         let mut last = sys::ECONNREFUSED;
-        for (family, address) in [(sys::AF_INET, address4(port)), (sys::AF_INET6, address6(port))] {
-            let connecting = sys::socket(family, sys::SOCK_STREAM)
-                .and_then(|socket| match sys::connect(socket.raw(), &address) {
+        for (family, address) in [
+            (sys::AF_INET, address4(port)),
+            (sys::AF_INET6, address6(port)),
+        ] {
+            let connecting = sys::socket(family, sys::SOCK_STREAM).and_then(|socket| {
+                match sys::connect(socket.raw(), &address) {
                     Ok(()) => Ok((socket, true)),
                     Err(sys::EINPROGRESS) => Ok((socket, false)),
                     Err(error) => Err(error),
-                });
+                }
+            });
             match connecting {
                 Ok((socket, true)) => {
                     self.connected(number, id, local, socket);
                     return Ok(());
                 }
                 Ok((socket, false)) => {
-                    let target = Target::Stream { connection: number, id, stream: STDOUT };
+                    let target = Target::Stream {
+                        connection: number,
+                        id,
+                        stream: STDOUT,
+                    };
                     let token = self
                         .watch(socket.raw(), sys::EPOLLOUT, target)
                         .map_err(|error| not_connected(error, port))?;
-                    let registered = Registered { token, watched: true };
-                    let body = Body::Connecting { socket, local, port, registered };
+                    let registered = Registered {
+                        token,
+                        watched: true,
+                    };
+                    let body = Body::Connecting {
+                        socket,
+                        local,
+                        port,
+                        registered,
+                    };
                     if let Some(connection) = self.connections.get_mut(&number) {
-                        connection.operations.insert(id, Operation { body, ..Operation::default() });
+                        connection.operations.insert(
+                            id,
+                            Operation {
+                                body,
+                                ..Operation::default()
+                            },
+                        );
                     }
                     return Ok(());
                 }
@@ -835,7 +1022,11 @@ impl Server {
             return;
         };
         let operation = Operation {
-            sources: vec![(STDOUT, Source::new(socket, u64::from(WINDOW)), Registered::default())],
+            sources: vec![(
+                STDOUT,
+                Source::new(socket, u64::from(WINDOW)),
+                Registered::default(),
+            )],
             sinks: vec![(STDIN, Sink::new(copy), Registered::default())],
             body: Body::Streams,
         };
@@ -846,10 +1037,21 @@ impl Server {
     }
 
     fn connecting_ended(&mut self, number: u32, id: u32) {
-        let operation = self.connections.get_mut(&number).and_then(|all| all.operations.remove(&id));
-        let Some(mut operation) = operation else { return };
+        let operation = self
+            .connections
+            .get_mut(&number)
+            .and_then(|all| all.operations.remove(&id));
+        let Some(mut operation) = operation else {
+            return;
+        };
         self.unwatch_all(&mut operation);
-        if let Body::Connecting { socket, local, port, .. } = operation.body {
+        if let Body::Connecting {
+            socket,
+            local,
+            port,
+            ..
+        } = operation.body
+        {
             match sys::socket_error(socket.raw()) {
                 Ok(()) => self.connected(number, id, local, socket),
                 Err(error) => self.fail(number, id, &not_connected(error, port)),
@@ -860,7 +1062,9 @@ impl Server {
     // --- streams
 
     fn stream_ready(&mut self, number: u32, id: u32, stream: u8) {
-        let Some(operation) = self.operation(number, id) else { return };
+        let Some(operation) = self.operation(number, id) else {
+            return;
+        };
         if matches!(operation.body, Body::Connecting { .. }) {
             self.connecting_ended(number, id);
         } else if stream == STDIN {
@@ -872,10 +1076,16 @@ impl Server {
 
     /// Reads one piece of a source and sends it.
     fn pull(&mut self, number: u32, id: u32, stream: u8) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
         let congested = connection.out_bytes > CONGESTED;
-        let Some(operation) = connection.operations.get_mut(&id) else { return };
-        let Some(index) = operation.sources.iter().position(|(of, ..)| *of == stream) else { return };
+        let Some(operation) = connection.operations.get_mut(&id) else {
+            return;
+        };
+        let Some(index) = operation.sources.iter().position(|(of, ..)| *of == stream) else {
+            return;
+        };
         let (_, source, registered) = &mut operation.sources[index];
         if congested && !source.discard {
             let (fd, mut place) = (source.fd.raw(), *registered);
@@ -907,14 +1117,24 @@ impl Server {
 
     /// Writes what waits in a sink, gives the host credit for it, and closes the sink at its end.
     fn drain(&mut self, number: u32, id: u32, stream: u8) {
-        let Some(operation) = self.operation(number, id) else { return };
-        let Some(index) = operation.sinks.iter().position(|(of, ..)| *of == stream) else { return };
+        let Some(operation) = self.operation(number, id) else {
+            return;
+        };
+        let Some(index) = operation.sinks.iter().position(|(of, ..)| *of == stream) else {
+            return;
+        };
         let (_, sink, mut registered) = operation.sinks.remove(index);
         let mut sink = sink;
         let fd = sink.fd.raw();
         match sink.flush() {
             Ok(0) => {}
-            Ok(length) => self.send(number, id, to_host::CREDIT, stream, &(length as u32).to_le_bytes()),
+            Ok(length) => self.send(
+                number,
+                id,
+                to_host::CREDIT,
+                stream,
+                &(length as u32).to_le_bytes(),
+            ),
             Err(_) => {
                 self.unwatch(fd, &mut registered);
                 self.send(number, id, to_host::CLOSED, stream, &[]);
@@ -929,10 +1149,20 @@ impl Server {
         if sink.queued() == 0 {
             self.unwatch(fd, &mut registered);
         } else if !registered.watched
-            && let Ok(token) =
-                self.watch(fd, sys::EPOLLOUT, Target::Stream { connection: number, id, stream })
+            && let Ok(token) = self.watch(
+                fd,
+                sys::EPOLLOUT,
+                Target::Stream {
+                    connection: number,
+                    id,
+                    stream,
+                },
+            )
         {
-            registered = Registered { token, watched: true };
+            registered = Registered {
+                token,
+                watched: true,
+            };
         }
         if let Some(operation) = self.operation(number, id) {
             operation.sinks.push((stream, sink, registered));
@@ -959,7 +1189,9 @@ impl Server {
 
     fn pump_operation(&mut self, number: u32, id: u32) -> bool {
         let (file_user, detached) = (self.file_user.clone(), self.detached);
-        let Some(operation) = self.operation(number, id) else { return false };
+        let Some(operation) = self.operation(number, id) else {
+            return false;
+        };
         match &mut operation.body {
             Body::ReadFile(source) => {
                 if !source.wants() {
@@ -1011,25 +1243,44 @@ impl Server {
     }
 
     fn register_sources(&mut self, number: u32, id: u32) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
-        if connection.execs.get(&id).is_some_and(|exec| !exec.started_sent) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        if connection
+            .execs
+            .get(&id)
+            .is_some_and(|exec| !exec.started_sent)
+        {
             // The host learns of the start before it gets output.
             return;
         }
-        let Some(operation) = connection.operations.get_mut(&id) else { return };
+        let Some(operation) = connection.operations.get_mut(&id) else {
+            return;
+        };
         let changes: Vec<(u8, Fd, Registered, bool)> = operation
             .sources
             .iter()
             .filter(|(_, source, registered)| registered.watched != source.wants())
-            .map(|(stream, source, registered)| (*stream, source.fd.raw(), *registered, source.wants()))
+            .map(|(stream, source, registered)| {
+                (*stream, source.fd.raw(), *registered, source.wants())
+            })
             .collect();
         for (stream, fd, mut registered, wanted) in changes {
             if !wanted {
                 self.unwatch(fd, &mut registered);
-            } else if let Ok(token) =
-                self.watch(fd, sys::EPOLLIN, Target::Stream { connection: number, id, stream })
-            {
-                registered = Registered { token, watched: true };
+            } else if let Ok(token) = self.watch(
+                fd,
+                sys::EPOLLIN,
+                Target::Stream {
+                    connection: number,
+                    id,
+                    stream,
+                },
+            ) {
+                registered = Registered {
+                    token,
+                    watched: true,
+                };
             }
             self.set_registered(number, id, stream, registered);
         }
@@ -1074,7 +1325,9 @@ impl Server {
         });
         let mut sends: Vec<(u32, u32, u8, Vec<u8>, Vec<OwnedFd>)> = Vec::new();
         for (number, connection) in &mut self.connections {
-            let Connection { execs, operations, .. } = connection;
+            let Connection {
+                execs, operations, ..
+            } = connection;
             execs.retain(|id, exec| {
                 let mut send = |kind, payload, fds| sends.push((*number, *id, kind, payload, fds));
                 let state = exec.state();
@@ -1098,7 +1351,9 @@ impl Server {
                     exec.exited_sent = true;
                     exec.terminal = None;
                     let mut exited = exec.exited();
-                    for (stream, source, _) in operation.iter().flat_map(|operation| &operation.sources) {
+                    for (stream, source, _) in
+                        operation.iter().flat_map(|operation| &operation.sources)
+                    {
                         match *stream {
                             STDOUT => exited.unread_stdout = sys::bytes_ready(source.fd.raw()),
                             STDERR => exited.unread_stderr = sys::bytes_ready(source.fd.raw()),
@@ -1125,9 +1380,18 @@ impl Server {
     /// Goes on with trees that are being ended; when to look again.
     fn pursue(&mut self) -> Option<u64> {
         let now = sys::now_ms();
-        let Server { connections, abandoned, processes, .. } = self;
-        let all = connections.values_mut().flat_map(|connection| connection.execs.values_mut());
-        all.chain(abandoned).filter_map(|exec| exec.pursue(now, processes)).min()
+        let Server {
+            connections,
+            abandoned,
+            processes,
+            ..
+        } = self;
+        let all = connections
+            .values_mut()
+            .flat_map(|connection| connection.execs.values_mut());
+        all.chain(abandoned)
+            .filter_map(|exec| exec.pursue(now, processes))
+            .min()
     }
 }
 
@@ -1154,14 +1418,20 @@ fn back_to_root(detached: bool) -> sys::Sys<()> {
 }
 
 fn not_connected(error: sys::Errno, port: u16) -> Failure {
-    let code = if error == sys::ECONNREFUSED { Code::ConnectionRefused } else { Code::Io };
+    let code = if error == sys::ECONNREFUSED {
+        Code::ConnectionRefused
+    } else {
+        Code::Io
+    };
     failure(code, error.0, port.to_string().as_bytes())
 }
 
 /// A socket's other direction stays open; a pipe's end is closed by dropping it; a terminal gets its end-of-file character.
 fn end_of_input(fd: &OwnedFd) {
     const SHUT_WR: usize = 1;
-    let Ok(stat) = sys::fstat(fd.raw()) else { return };
+    let Ok(stat) = sys::fstat(fd.raw()) else {
+        return;
+    };
     match stat.kind() {
         sys::S_IFSOCK => sys::shutdown(fd.raw(), SHUT_WR),
         sys::S_IFCHR => {
@@ -1180,5 +1450,12 @@ fn address6(port: u16) -> Vec<u8> {
     let family = (sys::AF_INET6 as u16).to_ne_bytes();
     let mut loopback = [0; 16];
     loopback[15] = 1;
-    [&family[..], &port.to_be_bytes(), &[0; 4], &loopback, &[0; 4]].concat()
+    [
+        &family[..],
+        &port.to_be_bytes(),
+        &[0; 4],
+        &loopback,
+        &[0; 4],
+    ]
+    .concat()
 }

@@ -23,7 +23,11 @@ pub(crate) enum Pulled {
 
 impl Source {
     pub(crate) fn new(fd: OwnedFd, credit: u64) -> Self {
-        Source { fd, credit, discard: false }
+        Source {
+            fd,
+            credit,
+            discard: false,
+        }
     }
 
     pub(crate) fn wants(&self) -> bool {
@@ -31,7 +35,11 @@ impl Source {
     }
 
     pub(crate) fn pull(&mut self) -> Pulled {
-        let most = if self.discard { MAX_DATA } else { MAX_DATA.min((self.credit as usize).saturating_sub(FRAME_COST)) };
+        let most = if self.discard {
+            MAX_DATA
+        } else {
+            MAX_DATA.min((self.credit as usize).saturating_sub(FRAME_COST))
+        };
         if most == 0 {
             return Pulled::Nothing;
         }
@@ -62,7 +70,12 @@ pub(crate) struct Sink {
 
 impl Sink {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Sink { fd, queue: VecDeque::new(), offset: 0, ended: false }
+        Sink {
+            fd,
+            queue: VecDeque::new(),
+            offset: 0,
+            ended: false,
+        }
     }
 
     pub(crate) fn queue(&mut self, data: Vec<u8>) {

@@ -16,7 +16,12 @@ pub(crate) struct Errno(pub(crate) i32);
 
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "errno {} ({})", self.0, std::io::Error::from_raw_os_error(self.0))
+        write!(
+            f,
+            "errno {} ({})",
+            self.0,
+            std::io::Error::from_raw_os_error(self.0)
+        )
     }
 }
 
@@ -131,7 +136,11 @@ pub(crate) unsafe fn raw(n: usize, a: [usize; 6]) -> isize {
 pub(crate) unsafe fn call(n: usize, a: [usize; 6]) -> Sys<usize> {
     // SAFETY: the caller's promise is passed on.
     let answer = unsafe { raw(n, a) };
-    if (-4095..0).contains(&answer) { Err(Errno(-answer as i32)) } else { Ok(answer as usize) }
+    if (-4095..0).contains(&answer) {
+        Err(Errno(-answer as i32))
+    } else {
+        Ok(answer as usize)
+    }
 }
 
 /// `clone` with its own stack: the child runs `function(argument)` and never returns.
@@ -154,7 +163,11 @@ pub(crate) unsafe fn clone_onto(
             inlateout("rax") nr::CLONE as isize => answer, in("rdi") flags, in("rsi") stack_top, in("rdx") 0, in("r10") 0,
             in("r8") 0, in("r12") argument, in("r13") function, lateout("rcx") _, lateout("r11") _);
     }
-    if answer < 0 { Err(Errno(-answer as i32)) } else { Ok(answer as i32) }
+    if answer < 0 {
+        Err(Errno(-answer as i32))
+    } else {
+        Ok(answer as i32)
+    }
 }
 
 /// `clone` with its own stack: the child runs `function(argument)` and never returns.
@@ -176,7 +189,11 @@ pub(crate) unsafe fn clone_onto(
             inlateout("x0") flags as isize => answer, in("x1") stack_top, in("x2") 0, in("x3") 0, in("x4") 0,
             in("x20") argument, in("x21") function, lateout("x30") _);
     }
-    if answer < 0 { Err(Errno(-answer as i32)) } else { Ok(answer as i32) }
+    if answer < 0 {
+        Err(Errno(-answer as i32))
+    } else {
+        Ok(answer as i32)
+    }
 }
 
 // --- files
@@ -261,7 +278,13 @@ pub(crate) fn close(fd: Fd) -> Sys<()> {
 
 pub(crate) fn close_range(first: u32, last: u32, flags: u32) -> Sys<()> {
     // SAFETY: no pointers.
-    unsafe { call(nr::CLOSE_RANGE, [first as usize, last as usize, flags as usize, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::CLOSE_RANGE,
+            [first as usize, last as usize, flags as usize, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn openat(dir: Fd, path: &CStr, flags: u32, mode: u32) -> Sys<OwnedFd> {
@@ -269,7 +292,14 @@ pub(crate) fn openat(dir: Fd, path: &CStr, flags: u32, mode: u32) -> Sys<OwnedFd
     unsafe {
         owned(call(
             nr::OPENAT,
-            [dir as usize, path.as_ptr() as usize, (flags | O_CLOEXEC) as usize, mode as usize, 0, 0],
+            [
+                dir as usize,
+                path.as_ptr() as usize,
+                (flags | O_CLOEXEC) as usize,
+                mode as usize,
+                0,
+                0,
+            ],
         ))
     }
 }
@@ -281,7 +311,14 @@ pub(crate) fn openat2(dir: Fd, path: &CStr, flags: u32, mode: u32, resolve: u64)
         let answer = unsafe {
             owned(call(
                 nr::OPENAT2,
-                [dir as usize, path.as_ptr() as usize, how.as_ptr() as usize, size_of_val(&how), 0, 0],
+                [
+                    dir as usize,
+                    path.as_ptr() as usize,
+                    how.as_ptr() as usize,
+                    size_of_val(&how),
+                    0,
+                    0,
+                ],
             ))
         };
         match answer {
@@ -295,7 +332,19 @@ pub(crate) fn openat2(dir: Fd, path: &CStr, flags: u32, mode: u32, resolve: u64)
 pub(crate) fn read(fd: Fd, buffer: &mut [u8]) -> Sys<usize> {
     loop {
         // SAFETY: the buffer is writable for its length.
-        match unsafe { call(nr::READ, [fd as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0]) } {
+        match unsafe {
+            call(
+                nr::READ,
+                [
+                    fd as usize,
+                    buffer.as_mut_ptr() as usize,
+                    buffer.len(),
+                    0,
+                    0,
+                    0,
+                ],
+            )
+        } {
             Err(EINTR) => {}
             other => return other,
         }
@@ -305,7 +354,12 @@ pub(crate) fn read(fd: Fd, buffer: &mut [u8]) -> Sys<usize> {
 pub(crate) fn write(fd: Fd, buffer: &[u8]) -> Sys<usize> {
     loop {
         // SAFETY: the buffer is readable for its length.
-        match unsafe { call(nr::WRITE, [fd as usize, buffer.as_ptr() as usize, buffer.len(), 0, 0, 0]) } {
+        match unsafe {
+            call(
+                nr::WRITE,
+                [fd as usize, buffer.as_ptr() as usize, buffer.len(), 0, 0, 0],
+            )
+        } {
             Err(EINTR) => {}
             other => return other,
         }
@@ -329,30 +383,68 @@ pub(crate) fn ftruncate(fd: Fd, length: u64) -> Sys<()> {
 
 pub(crate) fn mkdirat(dir: Fd, path: &CStr, mode: u32) -> Sys<()> {
     // SAFETY: the path is NUL-terminated.
-    unsafe { call(nr::MKDIRAT, [dir as usize, path.as_ptr() as usize, mode as usize, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::MKDIRAT,
+            [dir as usize, path.as_ptr() as usize, mode as usize, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn mknodat(dir: Fd, path: &CStr, mode: u32, device: u64) -> Sys<()> {
-    let arguments = [dir as usize, path.as_ptr() as usize, mode as usize, device as usize, 0, 0];
+    let arguments = [
+        dir as usize,
+        path.as_ptr() as usize,
+        mode as usize,
+        device as usize,
+        0,
+        0,
+    ];
     // SAFETY: the path is NUL-terminated.
     unsafe { call(nr::MKNODAT, arguments).map(drop) }
 }
 
 pub(crate) fn unlinkat(dir: Fd, path: &CStr, flags: u32) -> Sys<()> {
     // SAFETY: the path is NUL-terminated.
-    unsafe { call(nr::UNLINKAT, [dir as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::UNLINKAT,
+            [
+                dir as usize,
+                path.as_ptr() as usize,
+                flags as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn renameat2(from: Fd, old: &CStr, to: Fd, new: &CStr, flags: u32) -> Sys<()> {
-    let arguments =
-        [from as usize, old.as_ptr() as usize, to as usize, new.as_ptr() as usize, flags as usize, 0];
+    let arguments = [
+        from as usize,
+        old.as_ptr() as usize,
+        to as usize,
+        new.as_ptr() as usize,
+        flags as usize,
+        0,
+    ];
     // SAFETY: both paths are NUL-terminated.
     unsafe { call(nr::RENAMEAT2, arguments).map(drop) }
 }
 
 pub(crate) fn linkat(from: Fd, old: &CStr, to: Fd, new: &CStr, flags: u32) -> Sys<()> {
-    let arguments =
-        [from as usize, old.as_ptr() as usize, to as usize, new.as_ptr() as usize, flags as usize, 0];
+    let arguments = [
+        from as usize,
+        old.as_ptr() as usize,
+        to as usize,
+        new.as_ptr() as usize,
+        flags as usize,
+        0,
+    ];
     // SAFETY: both paths are NUL-terminated.
     unsafe { call(nr::LINKAT, arguments).map(drop) }
 }
@@ -360,14 +452,31 @@ pub(crate) fn linkat(from: Fd, old: &CStr, to: Fd, new: &CStr, flags: u32) -> Sy
 pub(crate) fn symlinkat(target: &CStr, dir: Fd, path: &CStr) -> Sys<()> {
     // SAFETY: both strings are NUL-terminated.
     unsafe {
-        call(nr::SYMLINKAT, [target.as_ptr() as usize, dir as usize, path.as_ptr() as usize, 0, 0, 0]).map(drop)
+        call(
+            nr::SYMLINKAT,
+            [
+                target.as_ptr() as usize,
+                dir as usize,
+                path.as_ptr() as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+        .map(drop)
     }
 }
 
 pub(crate) fn readlinkat(dir: Fd, path: &CStr) -> Sys<Vec<u8>> {
     let mut buffer = vec![0; 4096];
-    let arguments =
-        [dir as usize, path.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0];
+    let arguments = [
+        dir as usize,
+        path.as_ptr() as usize,
+        buffer.as_mut_ptr() as usize,
+        buffer.len(),
+        0,
+        0,
+    ];
     // SAFETY: the path is NUL-terminated, the buffer writable for its length.
     let length = unsafe { call(nr::READLINKAT, arguments)? };
     buffer.truncate(length);
@@ -381,12 +490,24 @@ pub(crate) fn fchmod(fd: Fd, mode: u32) -> Sys<()> {
 
 pub(crate) fn fchmodat(dir: Fd, path: &CStr, mode: u32) -> Sys<()> {
     // SAFETY: the path is NUL-terminated.
-    unsafe { call(nr::FCHMODAT, [dir as usize, path.as_ptr() as usize, mode as usize, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::FCHMODAT,
+            [dir as usize, path.as_ptr() as usize, mode as usize, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn fchown(fd: Fd, uid: u32, gid: u32) -> Sys<()> {
     // SAFETY: no pointers.
-    unsafe { call(nr::FCHOWN, [fd as usize, uid as usize, gid as usize, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::FCHOWN,
+            [fd as usize, uid as usize, gid as usize, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 /// Whether the effective user may do `mode` (4 read, 2 write, 1 execute) with what the descriptor names.
@@ -394,7 +515,18 @@ pub(crate) fn access_fd(fd: Fd, mode: u32) -> Sys<()> {
     let flags = (AT_EACCESS | AT_EMPTY_PATH) as usize;
     // SAFETY: the empty path is NUL-terminated.
     unsafe {
-        call(nr::FACCESSAT2, [fd as usize, c"".as_ptr() as usize, mode as usize, flags, 0, 0]).map(drop)
+        call(
+            nr::FACCESSAT2,
+            [
+                fd as usize,
+                c"".as_ptr() as usize,
+                mode as usize,
+                flags,
+                0,
+                0,
+            ],
+        )
+        .map(drop)
     }
 }
 
@@ -410,6 +542,8 @@ pub(crate) struct Stat {
     pub(crate) device: (u32, u32),
     pub(crate) special: (u32, u32),
     pub(crate) mount: u64,
+    /// When anything about it last changed: seconds and nanoseconds. Nobody can set it back.
+    pub(crate) changed: (u64, u32),
 }
 
 impl Stat {
@@ -421,8 +555,14 @@ impl Stat {
 pub(crate) fn statx(dir: Fd, path: &CStr, flags: u32) -> Sys<Stat> {
     const BASIC_AND_MOUNT: usize = 0x17ff;
     let mut buffer = [0u64; 32];
-    let arguments =
-        [dir as usize, path.as_ptr() as usize, flags as usize, BASIC_AND_MOUNT, buffer.as_mut_ptr() as usize, 0];
+    let arguments = [
+        dir as usize,
+        path.as_ptr() as usize,
+        flags as usize,
+        BASIC_AND_MOUNT,
+        buffer.as_mut_ptr() as usize,
+        0,
+    ];
     // SAFETY: the path is NUL-terminated and the buffer has the 256 bytes of the kernel's struct.
     unsafe { call(nr::STATX, arguments)? };
     let word = |at: usize| {
@@ -439,6 +579,7 @@ pub(crate) fn statx(dir: Fd, path: &CStr, flags: u32) -> Sys<Stat> {
         special: (word(128), word(132)),
         device: (word(136), word(140)),
         mount: buffer[18],
+        changed: (buffer[12], word(104)),
     })
 }
 
@@ -458,19 +599,35 @@ pub(crate) fn read_dir(fd: Fd, mut each: impl FnMut(Dirent)) -> Sys<()> {
     loop {
         // SAFETY: the buffer is writable for its length and aligned for the kernel's records.
         let length = unsafe {
-            call(nr::GETDENTS64, [fd as usize, buffer.as_mut_ptr() as usize, buffer.len() * 8, 0, 0, 0])?
+            call(
+                nr::GETDENTS64,
+                [
+                    fd as usize,
+                    buffer.as_mut_ptr() as usize,
+                    buffer.len() * 8,
+                    0,
+                    0,
+                    0,
+                ],
+            )?
         };
         if length == 0 {
             return Ok(());
         }
-        let bytes: Vec<u8> = buffer[..length.div_ceil(8)].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let bytes: Vec<u8> = buffer[..length.div_ceil(8)]
+            .iter()
+            .flat_map(|word| word.to_ne_bytes())
+            .collect();
         let mut at = 0;
         while at + 19 <= length {
             let size = usize::from(u16::from_ne_bytes([bytes[at + 16], bytes[at + 17]]));
             let record = &bytes[at..at + size];
             let name = record[19..].split(|b| *b == 0).next().unwrap_or_default();
             if name != b"." && name != b".." {
-                each(Dirent { name: name.to_vec(), kind: record[18] });
+                each(Dirent {
+                    name: name.to_vec(),
+                    kind: record[18],
+                });
             }
             at += size;
         }
@@ -483,7 +640,11 @@ pub(crate) fn set_nonblocking(fd: Fd) -> Sys<()> {
     // SAFETY: no pointers.
     unsafe {
         let flags = call(nr::FCNTL, [fd as usize, F_GETFL, 0, 0, 0, 0])?;
-        call(nr::FCNTL, [fd as usize, F_SETFL, flags | O_NONBLOCK as usize, 0, 0, 0]).map(drop)
+        call(
+            nr::FCNTL,
+            [fd as usize, F_SETFL, flags | O_NONBLOCK as usize, 0, 0, 0],
+        )
+        .map(drop)
     }
 }
 
@@ -491,7 +652,12 @@ pub(crate) fn set_nonblocking(fd: Fd) -> Sys<()> {
 pub(crate) fn dup_from(fd: Fd, least: u32) -> Sys<OwnedFd> {
     const F_DUPFD_CLOEXEC: usize = 1030;
     // SAFETY: no pointers.
-    unsafe { owned(call(nr::FCNTL, [fd as usize, F_DUPFD_CLOEXEC, least as usize, 0, 0, 0])) }
+    unsafe {
+        owned(call(
+            nr::FCNTL,
+            [fd as usize, F_DUPFD_CLOEXEC, least as usize, 0, 0, 0],
+        ))
+    }
 }
 
 /// Duplicates `fd` to exactly `to`, without close-on-exec.
@@ -504,7 +670,12 @@ pub(crate) fn dup_onto(fd: Fd, to: Fd) -> Sys<()> {
 pub(crate) fn pipe() -> Sys<(OwnedFd, OwnedFd)> {
     let mut ends = [0i32; 2];
     // SAFETY: the array has room for the two descriptors.
-    unsafe { call(nr::PIPE2, [ends.as_mut_ptr() as usize, O_CLOEXEC as usize, 0, 0, 0, 0])? };
+    unsafe {
+        call(
+            nr::PIPE2,
+            [ends.as_mut_ptr() as usize, O_CLOEXEC as usize, 0, 0, 0, 0],
+        )?
+    };
     Ok((OwnedFd(ends[0]), OwnedFd(ends[1])))
 }
 
@@ -517,7 +688,19 @@ pub(crate) fn ioctl(fd: Fd, request: u32, value: usize) -> Sys<usize> {
 /// An `ioctl` that reads or writes a struct.
 pub(crate) fn ioctl_with<T>(fd: Fd, request: u32, value: &mut T) -> Sys<usize> {
     // SAFETY: only used with requests whose struct is `T`.
-    unsafe { call(nr::IOCTL, [fd as usize, request as usize, std::ptr::from_mut(value) as usize, 0, 0, 0]) }
+    unsafe {
+        call(
+            nr::IOCTL,
+            [
+                fd as usize,
+                request as usize,
+                std::ptr::from_mut(value) as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    }
 }
 
 /// How many bytes lie ready in a pipe.
@@ -533,7 +716,11 @@ pub(crate) fn bytes_ready(fd: Fd) -> u64 {
 pub(crate) fn random(buffer: &mut [u8]) -> Sys<()> {
     // SAFETY: the buffer is writable for its length.
     unsafe {
-        call(nr::GETRANDOM, [buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0, 0]).map(drop)
+        call(
+            nr::GETRANDOM,
+            [buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0, 0],
+        )
+        .map(drop)
     }
 }
 
@@ -542,7 +729,12 @@ pub(crate) fn now_ms() -> u64 {
     let mut time = [0u64; 2];
     const CLOCK_MONOTONIC: usize = 1;
     // SAFETY: the array is the kernel's timespec.
-    let _ = unsafe { call(nr::CLOCK_GETTIME, [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    let _ = unsafe {
+        call(
+            nr::CLOCK_GETTIME,
+            [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0],
+        )
+    };
     time[0] * 1000 + time[1] / 1_000_000
 }
 
@@ -606,14 +798,27 @@ pub(crate) fn set_file_user(uid: u32, gid: u32, groups: &[u32]) -> Sys<()> {
     unsafe {
         let _ = call(nr::SETFSGID, [gid as usize, 0, 0, 0, 0, 0]);
         let _ = call(nr::SETFSUID, [uid as usize, 0, 0, 0, 0, 0]);
-        let now = (raw(nr::SETFSUID, [NO_CHANGE, 0, 0, 0, 0, 0]), raw(nr::SETFSGID, [NO_CHANGE, 0, 0, 0, 0, 0]));
-        if now == (uid as isize, gid as isize) { Ok(()) } else { Err(EPERM) }
+        let now = (
+            raw(nr::SETFSUID, [NO_CHANGE, 0, 0, 0, 0, 0]),
+            raw(nr::SETFSGID, [NO_CHANGE, 0, 0, 0, 0, 0]),
+        );
+        if now == (uid as isize, gid as isize) {
+            Ok(())
+        } else {
+            Err(EPERM)
+        }
     }
 }
 
 pub(crate) fn setgroups(groups: &[u32]) -> Sys<()> {
     // SAFETY: the slice is readable for its length.
-    unsafe { call(nr::SETGROUPS, [groups.len(), groups.as_ptr() as usize, 0, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::SETGROUPS,
+            [groups.len(), groups.as_ptr() as usize, 0, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn umask(mask: u32) {
@@ -636,13 +841,23 @@ pub(crate) fn check_cwd() -> Sys<()> {
     let mut here = [0u8; 8];
     // SAFETY: the buffer is writable for its length. For a longer path the answer is ERANGE, before or after which nothing is
     // written; such a path is tried again with room for any.
-    match unsafe { call(nr::GETCWD, [here.as_mut_ptr() as usize, here.len(), 0, 0, 0, 0]) } {
+    match unsafe {
+        call(
+            nr::GETCWD,
+            [here.as_mut_ptr() as usize, here.len(), 0, 0, 0, 0],
+        )
+    } {
         Ok(_) if here[0] == b'/' => Ok(()),
         Ok(_) => Err(ENOENT),
         Err(ERANGE) => {
             let mut here = [0u8; 4096];
             // SAFETY: the buffer is writable for its length.
-            match unsafe { call(nr::GETCWD, [here.as_mut_ptr() as usize, here.len(), 0, 0, 0, 0]) } {
+            match unsafe {
+                call(
+                    nr::GETCWD,
+                    [here.as_mut_ptr() as usize, here.len(), 0, 0, 0, 0],
+                )
+            } {
                 Ok(_) if here[0] != b'/' => Err(ENOENT),
                 _ => Ok(()),
             }
@@ -655,10 +870,25 @@ pub(crate) fn check_cwd() -> Sys<()> {
 ///
 /// # Safety
 /// Both arrays must end with a null pointer and point to NUL-terminated strings.
-pub(crate) unsafe fn execve(program: &CStr, argv: *const *const u8, env: *const *const u8) -> Errno {
+pub(crate) unsafe fn execve(
+    program: &CStr,
+    argv: *const *const u8,
+    env: *const *const u8,
+) -> Errno {
     // SAFETY: the caller's promise; the path is NUL-terminated.
-    let answer =
-        unsafe { raw(nr::EXECVE, [program.as_ptr() as usize, argv as usize, env as usize, 0, 0, 0]) };
+    let answer = unsafe {
+        raw(
+            nr::EXECVE,
+            [
+                program.as_ptr() as usize,
+                argv as usize,
+                env as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    };
     Errno(-answer as i32)
 }
 
@@ -666,7 +896,13 @@ pub(crate) unsafe fn execve(program: &CStr, argv: *const *const u8, env: *const 
 pub(crate) fn set_signal_mask(mask: u64) -> Sys<()> {
     const SIG_SETMASK: usize = 2;
     // SAFETY: the mask is the kernel's 8-byte set.
-    unsafe { call(nr::RT_SIGPROCMASK, [SIG_SETMASK, std::ptr::from_ref(&mask) as usize, 0, 8, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::RT_SIGPROCMASK,
+            [SIG_SETMASK, std::ptr::from_ref(&mask) as usize, 0, 8, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 /// Gives a signal its default action (`false`) or ignores it (`true`).
@@ -674,7 +910,13 @@ pub(crate) fn ignore_signal(signal: i32, ignore: bool) -> Sys<()> {
     // The kernel's sigaction: handler, flags, restorer, mask; SIG_DFL is 0 and SIG_IGN is 1.
     let action = [usize::from(ignore), 0, 0, 0];
     // SAFETY: the array is the kernel's struct; no handler runs.
-    unsafe { call(nr::RT_SIGACTION, [signal as usize, action.as_ptr() as usize, 0, 8, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::RT_SIGACTION,
+            [signal as usize, action.as_ptr() as usize, 0, 8, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn exit(code: i32) -> ! {
@@ -734,8 +976,14 @@ pub(crate) fn peek_ended_child() -> Sys<Waited> {
     // The kernel's siginfo: the code is its third number, process and status the fifth and seventh.
     let mut info = [0i32; 32];
     let mut usage = [0u64; 18];
-    let arguments =
-        [0, 0, info.as_mut_ptr() as usize, WEXITED | WNOWAIT, usage.as_mut_ptr() as usize, 0];
+    let arguments = [
+        0,
+        0,
+        info.as_mut_ptr() as usize,
+        WEXITED | WNOWAIT,
+        usage.as_mut_ptr() as usize,
+        0,
+    ];
     loop {
         // SAFETY: the 128-byte siginfo and the 144-byte rusage are writable.
         match unsafe { call(nr::WAITID, arguments) } {
@@ -744,7 +992,11 @@ pub(crate) fn peek_ended_child() -> Sys<Waited> {
             Ok(_) => break,
         }
     }
-    let status = if info[2] == CLD_EXITED { (info[6] & 0xff) << 8 } else { info[6] & 0x7f };
+    let status = if info[2] == CLD_EXITED {
+        (info[6] & 0xff) << 8
+    } else {
+        info[6] & 0x7f
+    };
     Ok(Waited {
         pid: info[4],
         status,
@@ -779,7 +1031,13 @@ fn epoll_ctl(epoll: Fd, operation: usize, fd: Fd, events: u32, data: u64) -> Sys
     let event = EpollEvent { events, data };
     let event = std::ptr::from_ref(&event) as usize;
     // SAFETY: the event is the kernel's struct and outlives the call.
-    unsafe { call(nr::EPOLL_CTL, [epoll as usize, operation, fd as usize, event, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::EPOLL_CTL,
+            [epoll as usize, operation, fd as usize, event, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn epoll_add(epoll: Fd, fd: Fd, events: u32, data: u64) -> Sys<()> {
@@ -797,8 +1055,14 @@ pub(crate) fn epoll_remove(epoll: Fd, fd: Fd) {
 
 /// Waits for events, at most `timeout_ms` (-1: for ever).
 pub(crate) fn epoll_wait(epoll: Fd, events: &mut [EpollEvent], timeout_ms: i32) -> Sys<usize> {
-    let arguments =
-        [epoll as usize, events.as_mut_ptr() as usize, events.len(), timeout_ms as usize, 0, 8];
+    let arguments = [
+        epoll as usize,
+        events.as_mut_ptr() as usize,
+        events.len(),
+        timeout_ms as usize,
+        0,
+        8,
+    ];
     // SAFETY: the slice is writable for its length.
     match unsafe { call(nr::EPOLL_PWAIT, arguments) } {
         Err(EINTR) => Ok(0),
@@ -808,7 +1072,12 @@ pub(crate) fn epoll_wait(epoll: Fd, events: &mut [EpollEvent], timeout_ms: i32) 
 
 pub(crate) fn eventfd() -> Sys<OwnedFd> {
     // SAFETY: no pointers.
-    unsafe { owned(call(nr::EVENTFD2, [0, (O_CLOEXEC | O_NONBLOCK) as usize, 0, 0, 0, 0])) }
+    unsafe {
+        owned(call(
+            nr::EVENTFD2,
+            [0, (O_CLOEXEC | O_NONBLOCK) as usize, 0, 0, 0, 0],
+        ))
+    }
 }
 
 /// A descriptor that becomes readable when one of the (blocked) signals of the mask is pending.
@@ -816,7 +1085,17 @@ pub(crate) fn signalfd(mask: u64) -> Sys<OwnedFd> {
     let flags = (O_CLOEXEC | O_NONBLOCK) as usize;
     // SAFETY: the mask is the kernel's 8-byte set.
     unsafe {
-        owned(call(nr::SIGNALFD4, [usize::MAX, std::ptr::from_ref(&mask) as usize, 8, flags, 0, 0]))
+        owned(call(
+            nr::SIGNALFD4,
+            [
+                usize::MAX,
+                std::ptr::from_ref(&mask) as usize,
+                8,
+                flags,
+                0,
+                0,
+            ],
+        ))
     }
 }
 
@@ -863,14 +1142,32 @@ pub(crate) fn send_with_fds(socket: Fd, bytes: &[u8], fds: &[Fd]) -> Sys<usize> 
         name_length: 0,
         vectors: vector.as_ptr() as usize,
         vector_count: 1,
-        control: if fds.is_empty() { 0 } else { control.as_ptr() as usize },
-        control_length: if fds.is_empty() { 0 } else { length.next_multiple_of(8) },
+        control: if fds.is_empty() {
+            0
+        } else {
+            control.as_ptr() as usize
+        },
+        control_length: if fds.is_empty() {
+            0
+        } else {
+            length.next_multiple_of(8)
+        },
         flags: 0,
     };
     loop {
         // SAFETY: the header and everything that it points to outlive the call and have the lengths given.
         let answer = unsafe {
-            call(nr::SENDMSG, [socket as usize, std::ptr::from_ref(&header) as usize, MSG_NOSIGNAL, 0, 0, 0])
+            call(
+                nr::SENDMSG,
+                [
+                    socket as usize,
+                    std::ptr::from_ref(&header) as usize,
+                    MSG_NOSIGNAL,
+                    0,
+                    0,
+                    0,
+                ],
+            )
         };
         match answer {
             Err(EINTR) => {}
@@ -880,7 +1177,11 @@ pub(crate) fn send_with_fds(socket: Fd, bytes: &[u8], fds: &[Fd]) -> Sys<usize> 
 }
 
 /// Receives bytes and the descriptors that came with them.
-pub(crate) fn receive_with_fds(socket: Fd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Sys<usize> {
+pub(crate) fn receive_with_fds(
+    socket: Fd,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Sys<usize> {
     let vector = [buffer.as_mut_ptr() as usize, buffer.len()];
     let mut control = [0u64; (CONTROL_HEADER + MAX_FDS * 4) / 8];
     let mut header = MessageHeader {
@@ -893,7 +1194,14 @@ pub(crate) fn receive_with_fds(socket: Fd, buffer: &mut [u8], fds: &mut Vec<Owne
         flags: 0,
     };
     let received = loop {
-        let arguments = [socket as usize, std::ptr::from_mut(&mut header) as usize, MSG_CMSG_CLOEXEC, 0, 0, 0];
+        let arguments = [
+            socket as usize,
+            std::ptr::from_mut(&mut header) as usize,
+            MSG_CMSG_CLOEXEC,
+            0,
+            0,
+            0,
+        ];
         // SAFETY: the header and everything that it points to outlive the call, writable with the lengths given.
         match unsafe { call(nr::RECVMSG, arguments) } {
             Err(EINTR) => {}
@@ -922,7 +1230,18 @@ pub(crate) fn socket(family: usize, kind: usize) -> Sys<OwnedFd> {
 pub(crate) fn connect(socket: Fd, address: &[u8]) -> Sys<()> {
     // SAFETY: the address is readable for its length.
     unsafe {
-        call(nr::CONNECT, [socket as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]).map(drop)
+        call(
+            nr::CONNECT,
+            [
+                socket as usize,
+                address.as_ptr() as usize,
+                address.len(),
+                0,
+                0,
+                0,
+            ],
+        )
+        .map(drop)
     }
 }
 
@@ -940,7 +1259,11 @@ pub(crate) fn socket_error(socket: Fd) -> Sys<()> {
     ];
     // SAFETY: both numbers are writable.
     unsafe { call(nr::GETSOCKOPT, arguments)? };
-    if error == 0 { Ok(()) } else { Err(Errno(error)) }
+    if error == 0 {
+        Ok(())
+    } else {
+        Err(Errno(error))
+    }
 }
 
 pub(crate) fn shutdown(socket: Fd, how: usize) {
@@ -982,7 +1305,11 @@ pub(crate) const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
 /// Not by `clone3`: container engines answer that it does not exist, whatever they think of namespaces.
 pub(crate) fn fork_into(flags: u64) -> Sys<(i32, Option<OwnedFd>)> {
     let mut pidfd: Fd = -1;
-    let signal = if flags & CLONE_PARENT == 0 { SIGCHLD as u64 } else { 0 };
+    let signal = if flags & CLONE_PARENT == 0 {
+        SIGCHLD as u64
+    } else {
+        0
+    };
     let flags = (flags | CLONE_PIDFD | signal) as usize;
     let place = std::ptr::from_mut(&mut pidfd) as usize;
     // SAFETY: the pidfd's place is writable; without CLONE_VM and with no stack given the child has its own copy of the one thread's
@@ -999,33 +1326,58 @@ pub(crate) fn set_propagation(path: &CStr, flags: usize) -> Sys<()> {
 pub(crate) fn umount_detach(path: &CStr) -> Sys<()> {
     const MNT_DETACH: usize = 2;
     // SAFETY: the path is NUL-terminated.
-    unsafe { call(nr::UMOUNT2, [path.as_ptr() as usize, MNT_DETACH, 0, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::UMOUNT2,
+            [path.as_ptr() as usize, MNT_DETACH, 0, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn pivot_root(new: &CStr, old: &CStr) -> Sys<()> {
     // SAFETY: both paths are NUL-terminated.
-    unsafe { call(nr::PIVOT_ROOT, [new.as_ptr() as usize, old.as_ptr() as usize, 0, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::PIVOT_ROOT,
+            [new.as_ptr() as usize, old.as_ptr() as usize, 0, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 /// Makes a file system and a detached mount of it. An option without a value is a flag.
-pub(crate) fn new_mount(kind: &CStr, options: &[(&CStr, Option<&CStr>)], attributes: u64) -> Sys<OwnedFd> {
+pub(crate) fn new_mount(
+    kind: &CStr,
+    options: &[(&CStr, Option<&CStr>)],
+    attributes: u64,
+) -> Sys<OwnedFd> {
     const CLOEXEC: usize = 1;
     const SET_FLAG: usize = 0;
     const SET_STRING: usize = 1;
     const CREATE: usize = 6;
     // SAFETY: strings are NUL-terminated and outlive the calls; a flag has no value.
     unsafe {
-        let context = owned(call(nr::FSOPEN, [kind.as_ptr() as usize, CLOEXEC, 0, 0, 0, 0]))?;
+        let context = owned(call(
+            nr::FSOPEN,
+            [kind.as_ptr() as usize, CLOEXEC, 0, 0, 0, 0],
+        ))?;
         let fd = context.raw() as usize;
         for (key, value) in options {
             let key = key.as_ptr() as usize;
             match value {
-                Some(value) => call(nr::FSCONFIG, [fd, SET_STRING, key, value.as_ptr() as usize, 0, 0])?,
+                Some(value) => call(
+                    nr::FSCONFIG,
+                    [fd, SET_STRING, key, value.as_ptr() as usize, 0, 0],
+                )?,
                 None => call(nr::FSCONFIG, [fd, SET_FLAG, key, 0, 0, 0])?,
             };
         }
         call(nr::FSCONFIG, [fd, CREATE, 0, 0, 0, 0])?;
-        owned(call(nr::FSMOUNT, [fd, CLOEXEC, attributes as usize, 0, 0, 0]))
+        owned(call(
+            nr::FSMOUNT,
+            [fd, CLOEXEC, attributes as usize, 0, 0, 0],
+        ))
     }
 }
 
@@ -1037,11 +1389,28 @@ pub(crate) fn clone_mounts(dir: Fd, path: &CStr, recursive: bool) -> Sys<OwnedFd
         | if path.is_empty() { AT_EMPTY_PATH } else { 0 }
         | if recursive { AT_RECURSIVE } else { 0 };
     // SAFETY: the path is NUL-terminated.
-    unsafe { owned(call(nr::OPEN_TREE, [dir as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0])) }
+    unsafe {
+        owned(call(
+            nr::OPEN_TREE,
+            [
+                dir as usize,
+                path.as_ptr() as usize,
+                flags as usize,
+                0,
+                0,
+                0,
+            ],
+        ))
+    }
 }
 
 /// Sets attributes on a mount, and with `recursive` on all below it; `map` is the user namespace of an id mapping.
-pub(crate) fn set_mount_attributes(mount: Fd, set: u64, map: Option<Fd>, recursive: bool) -> Sys<()> {
+pub(crate) fn set_mount_attributes(
+    mount: Fd,
+    set: u64,
+    map: Option<Fd>,
+    recursive: bool,
+) -> Sys<()> {
     let attributes = [set, 0, 0, map.unwrap_or(0) as u64];
     let flags = AT_EMPTY_PATH | if recursive { AT_RECURSIVE } else { 0 };
     let arguments = [
@@ -1062,20 +1431,37 @@ pub(crate) fn attach_mount(mount: Fd, target: Fd) -> Sys<()> {
     let empty = c"".as_ptr() as usize;
     // SAFETY: the empty paths are NUL-terminated.
     unsafe {
-        call(nr::MOVE_MOUNT, [mount as usize, empty, target as usize, empty, BOTH_EMPTY, 0]).map(drop)
+        call(
+            nr::MOVE_MOUNT,
+            [mount as usize, empty, target as usize, empty, BOTH_EMPTY, 0],
+        )
+        .map(drop)
     }
 }
 
 pub(crate) fn fchownat(dir: Fd, path: &CStr, uid: u32, gid: u32) -> Sys<()> {
     let flags = (AT_SYMLINK_NOFOLLOW | if path.is_empty() { AT_EMPTY_PATH } else { 0 }) as usize;
-    let arguments = [dir as usize, path.as_ptr() as usize, uid as usize, gid as usize, flags, 0];
+    let arguments = [
+        dir as usize,
+        path.as_ptr() as usize,
+        uid as usize,
+        gid as usize,
+        flags,
+        0,
+    ];
     // SAFETY: the path is NUL-terminated.
     unsafe { call(nr::FCHOWNAT, arguments).map(drop) }
 }
 
 pub(crate) fn sethostname(name: &[u8]) -> Sys<()> {
     // SAFETY: the name is readable for its length.
-    unsafe { call(nr::SETHOSTNAME, [name.as_ptr() as usize, name.len(), 0, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::SETHOSTNAME,
+            [name.as_ptr() as usize, name.len(), 0, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 /// Leaves the session keyring that was inherited for a new, empty one.
@@ -1088,13 +1474,24 @@ pub(crate) fn new_session_keyring() -> Sys<()> {
 pub(crate) fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Sys<()> {
     let limit = [soft, hard];
     // SAFETY: the array is the kernel's struct; the old limit is not asked for.
-    unsafe { call(nr::PRLIMIT64, [0, resource as usize, limit.as_ptr() as usize, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::PRLIMIT64,
+            [0, resource as usize, limit.as_ptr() as usize, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 pub(crate) fn get_rlimit(resource: u32) -> Sys<(u64, u64)> {
     let mut limit = [0u64; 2];
     // SAFETY: the array is the kernel's struct; no new limit is set.
-    unsafe { call(nr::PRLIMIT64, [0, resource as usize, 0, limit.as_mut_ptr() as usize, 0, 0])? };
+    unsafe {
+        call(
+            nr::PRLIMIT64,
+            [0, resource as usize, 0, limit.as_mut_ptr() as usize, 0, 0],
+        )?
+    };
     Ok((limit[0], limit[1]))
 }
 
@@ -1105,7 +1502,13 @@ pub(crate) fn set_capabilities(keep: u64) -> Sys<()> {
     let (low, high) = (keep as u32, (keep >> 32) as u32);
     let data = [low, low, 0, high, high, 0];
     // SAFETY: both arrays are the kernel's structs of that version.
-    unsafe { call(nr::CAPSET, [header.as_ptr() as usize, data.as_ptr() as usize, 0, 0, 0, 0]).map(drop) }
+    unsafe {
+        call(
+            nr::CAPSET,
+            [header.as_ptr() as usize, data.as_ptr() as usize, 0, 0, 0, 0],
+        )
+        .map(drop)
+    }
 }
 
 /// Installs a system call filter; the program is the kernel's 8-byte instructions one after the other.
@@ -1122,7 +1525,18 @@ pub(crate) fn install_filter(program: &[u8]) -> Sys<()> {
     // SAFETY: the array has the layout of `sock_fprog` (a 16-bit count, padding, a pointer), little-endian as both architectures
     // are here, and the instructions outlive the call.
     unsafe {
-        call(nr::SECCOMP, [SECCOMP_SET_MODE_FILTER, 0, description.as_ptr() as usize, 0, 0, 0]).map(drop)
+        call(
+            nr::SECCOMP,
+            [
+                SECCOMP_SET_MODE_FILTER,
+                0,
+                description.as_ptr() as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+        .map(drop)
     }
 }
 
@@ -1140,14 +1554,32 @@ pub(crate) fn landlock_confine(root: Fd, accesses: u64, scopes: u64) -> Sys<()> 
     // Older kernels take the first field only, and refuse a longer struct unless its rest is zero.
     // SAFETY: the arrays are the kernel's structs and outlive the calls; `path_beneath` is packed: 8 and 4 bytes.
     unsafe {
-        let arguments = [attributes.as_ptr() as usize, size_of_val(&attributes), 0, 0, 0, 0];
+        let arguments = [
+            attributes.as_ptr() as usize,
+            size_of_val(&attributes),
+            0,
+            0,
+            0,
+            0,
+        ];
         let ruleset = owned(call(nr::LANDLOCK_CREATE_RULESET, arguments))?;
         let rule = [accesses, u64::from(root as u32)];
         call(
             nr::LANDLOCK_ADD_RULE,
-            [ruleset.raw() as usize, PATH_BENEATH, rule.as_ptr() as usize, 0, 0, 0],
+            [
+                ruleset.raw() as usize,
+                PATH_BENEATH,
+                rule.as_ptr() as usize,
+                0,
+                0,
+                0,
+            ],
         )?;
-        call(nr::LANDLOCK_RESTRICT_SELF, [ruleset.raw() as usize, 0, 0, 0, 0, 0]).map(drop)
+        call(
+            nr::LANDLOCK_RESTRICT_SELF,
+            [ruleset.raw() as usize, 0, 0, 0, 0, 0],
+        )
+        .map(drop)
     }
 }
 
@@ -1156,7 +1588,14 @@ pub(crate) fn peer_is_gone(socket: Fd) -> bool {
     const POLLRDHUP: u64 = 0x2000;
     let mut poll = u64::from(socket as u32) | POLLRDHUP << 32;
     let now = [0u64; 2];
-    let arguments = [std::ptr::from_mut(&mut poll) as usize, 1, now.as_ptr() as usize, 0, 0, 0];
+    let arguments = [
+        std::ptr::from_mut(&mut poll) as usize,
+        1,
+        now.as_ptr() as usize,
+        0,
+        0,
+        0,
+    ];
     // SAFETY: one `pollfd` and the time are readable, the `pollfd` writable.
     unsafe { call(nr::PPOLL, arguments) != Ok(0) }
 }
@@ -1165,7 +1604,12 @@ pub(crate) fn peer_is_gone(socket: Fd) -> bool {
 pub(crate) fn filesystem_magic(fd: Fd) -> Sys<u64> {
     let mut buffer = [0u64; 15];
     // SAFETY: the buffer has the 120 bytes of the kernel's struct.
-    unsafe { call(nr::FSTATFS, [fd as usize, buffer.as_mut_ptr() as usize, 0, 0, 0, 0])? };
+    unsafe {
+        call(
+            nr::FSTATFS,
+            [fd as usize, buffer.as_mut_ptr() as usize, 0, 0, 0, 0],
+        )?
+    };
     Ok(buffer[0])
 }
 
@@ -1181,6 +1625,11 @@ pub(crate) fn socket_pair() -> Sys<(OwnedFd, OwnedFd)> {
     let mut ends = [0i32; 2];
     let kind = SOCK_STREAM | O_CLOEXEC as usize;
     // SAFETY: the array has room for the two descriptors.
-    unsafe { call(nr::SOCKETPAIR, [AF_UNIX, kind, 0, ends.as_mut_ptr() as usize, 0, 0])? };
+    unsafe {
+        call(
+            nr::SOCKETPAIR,
+            [AF_UNIX, kind, 0, ends.as_mut_ptr() as usize, 0, 0],
+        )?
+    };
     Ok((OwnedFd(ends[0]), OwnedFd(ends[1])))
 }

@@ -46,7 +46,11 @@ impl Walker {
     pub(crate) fn new(files: &Files, dir: &[u8]) -> Outcome<Walker> {
         let fd = files.open(dir, sys::O_RDONLY | sys::O_DIRECTORY, 0)?;
         let level = Level::new(fd, Vec::new())?;
-        Ok(Walker { levels: vec![level], links: HashMap::new(), file: None })
+        Ok(Walker {
+            levels: vec![level],
+            links: HashMap::new(),
+            file: None,
+        })
     }
 
     pub(crate) fn next(&mut self) -> Outcome<Step> {
@@ -84,8 +88,13 @@ impl Walker {
         let dir = self.levels.last().map_or(-1, |level| level.fd.raw());
         let at = |error| failed(error, &path);
         let stat = sys::statx(dir, name, AT_SYMLINK_NOFOLLOW).map_err(at)?;
-        let mut entry =
-            Entry { kind: KIND_FILE, mode: stat.mode & 0o777, size: 0, path: path.clone(), target: Vec::new() };
+        let mut entry = Entry {
+            kind: KIND_FILE,
+            mode: stat.mode & 0o777,
+            size: 0,
+            path: path.clone(),
+            target: Vec::new(),
+        };
         if stat.kind() != sys::S_IFDIR && stat.links > 1 {
             let key = (stat.device, stat.inode);
             if let Some(first) = self.links.get(&key) {
@@ -105,17 +114,26 @@ impl Walker {
                 }
                 entry.size = stat.size;
                 if stat.size > 0 {
-                    self.file = Some(Reading { fd, left: stat.size, path });
+                    self.file = Some(Reading {
+                        fd,
+                        left: stat.size,
+                        path,
+                    });
                 }
             }
             sys::S_IFDIR => {
                 if self.levels.len() >= MAX_DEPTH {
-                    return Err(failure(Code::TooLarge, 0, b"the depth of a tree (900 levels)"));
+                    return Err(failure(
+                        Code::TooLarge,
+                        0,
+                        b"the depth of a tree (900 levels)",
+                    ));
                 }
                 let flags = sys::O_RDONLY | sys::O_DIRECTORY | sys::O_NOFOLLOW;
                 let fd = sys::openat(dir, name, flags, 0).map_err(at)?;
                 entry.kind = KIND_DIRECTORY;
-                self.levels.push(Level::new(fd, [&path[..], b"/"].concat())?);
+                self.levels
+                    .push(Level::new(fd, [&path[..], b"/"].concat())?);
             }
             sys::S_IFLNK => {
                 entry.kind = KIND_SYMLINK;
@@ -134,7 +152,8 @@ impl Walker {
 impl Reading {
     fn read(&mut self) -> Outcome<Vec<u8>> {
         let mut buffer = vec![0; MAX_DATA.min(usize::try_from(self.left).unwrap_or(MAX_DATA))];
-        let length = sys::read(self.fd.raw(), &mut buffer).map_err(|error| failed(error, &self.path))?;
+        let length =
+            sys::read(self.fd.raw(), &mut buffer).map_err(|error| failed(error, &self.path))?;
         if length == 0 {
             let path = [&self.path[..], b" (it shrank while it was read)"].concat();
             return Err(failure(Code::Io, sys::EIO.0, &path));
@@ -192,7 +211,12 @@ impl Applier {
             Err(missing) if missing.code == Code::NotFound => files.make_dirs(dir)?,
             other => other?,
         };
-        Ok(Applier { base, parent: None, file: None, directories: Vec::new() })
+        Ok(Applier {
+            base,
+            parent: None,
+            file: None,
+            directories: Vec::new(),
+        })
     }
 
     /// The next entry; the content of a file follows with [`data`](Self::data).
@@ -201,9 +225,14 @@ impl Applier {
         let path = entry.path;
         check_inside(&path)?;
         let start = path.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
-        let name = CString::new(&path[start..]).map_err(|_| failure(Code::InvalidArchive, 0, &path))?;
+        let name =
+            CString::new(&path[start..]).map_err(|_| failure(Code::InvalidArchive, 0, &path))?;
         let at = |error| failed(error, &path);
-        let linked = if entry.kind == KIND_HARDLINK { Some(self.link_target(&entry.target)?) } else { None };
+        let linked = if entry.kind == KIND_HARDLINK {
+            Some(self.link_target(&entry.target)?)
+        } else {
+            None
+        };
         let dir = self.parent(&path[..start.saturating_sub(1)])?;
         if entry.kind == KIND_DIRECTORY {
             match sys::mkdirat(dir, &name, 0o755) {
@@ -230,12 +259,21 @@ impl Applier {
             (KIND_FILE, _) => {
                 let flags = sys::O_CREAT | sys::O_EXCL | sys::O_WRONLY | sys::O_NOFOLLOW;
                 let fd = sys::openat(dir, &name, flags, 0o600).map_err(at)?;
-                self.file = Some(Writing { fd, left: entry.size, mode: entry.mode, path });
-                if entry.size == 0 { self.close_file() } else { Ok(()) }
+                self.file = Some(Writing {
+                    fd,
+                    left: entry.size,
+                    mode: entry.mode,
+                    path,
+                });
+                if entry.size == 0 {
+                    self.close_file()
+                } else {
+                    Ok(())
+                }
             }
             (KIND_SYMLINK, _) => {
-                let target =
-                    CString::new(entry.target).map_err(|_| failure(Code::InvalidArchive, 0, &path))?;
+                let target = CString::new(entry.target)
+                    .map_err(|_| failure(Code::InvalidArchive, 0, &path))?;
                 sys::symlinkat(&target, dir, &name).map_err(at)
             }
             (KIND_FIFO, _) => {
@@ -255,13 +293,19 @@ impl Applier {
         let left = file.left.checked_sub(data.len() as u64);
         file.left = left.ok_or_else(|| failure(Code::InvalidArchive, 0, &file.path))?;
         sys::write_all(file.fd.raw(), data).map_err(|error| failed(error, &file.path))?;
-        if file.left == 0 { self.close_file() } else { Ok(()) }
+        if file.left == 0 {
+            self.close_file()
+        } else {
+            Ok(())
+        }
     }
 
     fn close_file(&mut self) -> Outcome<()> {
         match self.file.take() {
             Some(file) if file.left > 0 => Err(failure(Code::InvalidArchive, 0, &file.path)),
-            Some(file) => sys::fchmod(file.fd.raw(), file.mode).map_err(|error| failed(error, &file.path)),
+            Some(file) => {
+                sys::fchmod(file.fd.raw(), file.mode).map_err(|error| failed(error, &file.path))
+            }
             None => Ok(()),
         }
     }
@@ -303,13 +347,17 @@ impl Applier {
     }
 
     fn make_parents(&self, parent: &[u8]) -> Outcome<OwnedFd> {
-        let ends = parent.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
+        let ends = parent
+            .iter()
+            .enumerate()
+            .filter(|(_, b)| **b == b'/')
+            .map(|(at, _)| at);
         let mut current: Option<OwnedFd> = None;
         let mut start = 0;
         for end in ends.chain(std::iter::once(parent.len())) {
             let dir = current.as_ref().map_or(self.base.raw(), OwnedFd::raw);
-            let name =
-                CString::new(&parent[start..end]).map_err(|_| failure(Code::InvalidArchive, 0, parent))?;
+            let name = CString::new(&parent[start..end])
+                .map_err(|_| failure(Code::InvalidArchive, 0, parent))?;
             match sys::mkdirat(dir, &name, 0o755) {
                 Ok(()) | Err(sys::EEXIST) => {}
                 Err(error) => return Err(failed(error, parent)),
@@ -323,19 +371,31 @@ impl Applier {
     /// A hard link's target: its directory, which no symbolic link may lead to, and its name.
     fn link_target(&self, target: &[u8]) -> Outcome<(OwnedFd, CString)> {
         check_inside(target)?;
-        let start = target.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+        let start = target
+            .iter()
+            .rposition(|b| *b == b'/')
+            .map_or(0, |at| at + 1);
         let bad = || failure(Code::InvalidArchive, 0, target);
-        let parent = if start == 0 { &b"."[..] } else { &target[..start - 1] };
-        let dir = self.open_inside(parent, sys::O_PATH | sys::O_DIRECTORY).map_err(|error| match error.code {
-            Code::NotFound => bad(),
-            _ => error,
-        })?;
+        let parent = if start == 0 {
+            &b"."[..]
+        } else {
+            &target[..start - 1]
+        };
+        let dir = self
+            .open_inside(parent, sys::O_PATH | sys::O_DIRECTORY)
+            .map_err(|error| match error.code {
+                Code::NotFound => bad(),
+                _ => error,
+            })?;
         Ok((dir, CString::new(&target[start..]).map_err(|_| bad())?))
     }
 }
 
 fn check_inside(path: &[u8]) -> Outcome<()> {
-    if path.split(|b| *b == b'/').any(|part| matches!(part, b"" | b"." | b"..")) {
+    if path
+        .split(|b| *b == b'/')
+        .any(|part| matches!(part, b"" | b"." | b".."))
+    {
         return Err(failure(Code::InvalidArchive, 0, path));
     }
     Ok(())

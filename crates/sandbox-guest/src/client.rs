@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use sandbox_core::tree::TreeLimits;
 use sandbox_core::{
-    ByteStream, Cmd, DirEntry, DuplexStream, Env, Error, Execution, FileStat, Result, SandboxPath, User,
+    ByteStream, Cmd, DirEntry, DuplexStream, Env, Error, Execution, FileStat, Result, SandboxPath,
+    User,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -44,7 +45,11 @@ impl ExecContext {
     /// assert_eq!(context.shell, b"/bin/bash");
     /// ```
     pub fn new(env: Env, shell: impl Into<Vec<u8>>) -> Self {
-        ExecContext { env, shell: shell.into(), oom_kills: None }
+        ExecContext {
+            env,
+            shell: shell.into(),
+            oom_kills: None,
+        }
     }
 }
 
@@ -96,7 +101,9 @@ impl GuestClient {
         let socket = Arc::new(UnixStream::from_std(socket).map_err(io)?);
         let reader = Reader::Local(socket.clone());
         let writer = Writer::Local(socket.clone());
-        Connection::open(reader, writer, Some(Writer::Local(socket)), true).await.map(GuestClient)
+        Connection::open(reader, writer, Some(Writer::Local(socket)), true)
+            .await
+            .map(GuestClient)
     }
 
     /// Connects to a guest over any byte stream: everything travels in frames.
@@ -111,10 +118,17 @@ impl GuestClient {
     /// assert!(sandbox_guest::GuestClient::connect(near).await.is_err());
     /// # });
     /// ```
-    pub async fn connect(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Result<GuestClient> {
+    pub async fn connect(
+        stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    ) -> Result<GuestClient> {
         let (reader, writer) = tokio::io::split(stream);
-        let (reader, writer) = (Reader::Stream(Box::pin(reader)), Writer::Stream(Box::pin(writer)));
-        Connection::open(reader, writer, None, false).await.map(GuestClient)
+        let (reader, writer) = (
+            Reader::Stream(Box::pin(reader)),
+            Writer::Stream(Box::pin(writer)),
+        );
+        Connection::open(reader, writer, None, false)
+            .await
+            .map(GuestClient)
     }
 
     /// Makes a user of the sandbox's database the default one of commands and file calls.
@@ -240,7 +254,12 @@ impl GuestClient {
     /// guest.write_tree(&"repo".try_into()?, tree, Default::default()).await?;
     /// # Ok(()) }
     /// ```
-    pub async fn write_tree(&self, dir: &SandboxPath, tree: ByteStream, limits: TreeLimits) -> Result<()> {
+    pub async fn write_tree(
+        &self,
+        dir: &SandboxPath,
+        tree: ByteStream,
+        limits: TreeLimits,
+    ) -> Result<()> {
         files::write_tree(&self.0, dir, tree, limits).await
     }
 

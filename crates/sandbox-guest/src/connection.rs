@@ -49,7 +49,9 @@ struct Out {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere must not take the sandbox down with it; the data are valid between any two statements.
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Connection {
@@ -62,7 +64,10 @@ impl Connection {
     ) -> Result<Arc<Connection>> {
         let (queued, mut queue) = mpsc::unbounded_channel::<Outgoing>();
         let connection = Arc::new(Connection {
-            out: Mutex::new(Out { direct, waiting: false }),
+            out: Mutex::new(Out {
+                direct,
+                waiting: false,
+            }),
             queued,
             operations: Mutex::new(HashMap::new()),
             next_id: AtomicU32::new(1),
@@ -85,7 +90,9 @@ impl Connection {
                     // The other side does not read; nobody on this side waits for it any more.
                     _ = closed.changed() => return,
                 };
-                let Some(connection) = weak.upgrade() else { return };
+                let Some(connection) = weak.upgrade() else {
+                    return;
+                };
                 if let Err(error) = sent {
                     return connection.close(&format!("writing to it failed: {error}"));
                 }
@@ -101,8 +108,11 @@ impl Connection {
         let mut hello = Encoder::default();
         hello.u16(VERSION);
         connection.send(0, to_guest::HELLO, 0, &hello.0, Vec::new());
-        let mut state =
-            Assembly { buffer: vec![0; MAX_DATA], assembler: Assembler::default(), fds: VecDeque::new() };
+        let mut state = Assembly {
+            buffer: vec![0; MAX_DATA],
+            assembler: Assembler::default(),
+            fds: VecDeque::new(),
+        };
         let greeting = tokio::time::timeout(GREETING_MOST, state.next(&mut reader)).await;
         let unavailable = |detail: String| Error::Unavailable {
             target: "the sandbox's supervisor".into(),
@@ -111,7 +121,10 @@ impl Connection {
         };
         match greeting {
             Ok(Ok(Some((frame, _)))) if frame.kind == to_host::HELLO => {
-                let version = frame.payload.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
+                let version = frame
+                    .payload
+                    .first_chunk()
+                    .map(|bytes| u16::from_le_bytes(*bytes));
                 if version != Some(VERSION) {
                     return Err(unavailable(format!(
                         "it speaks version {version:?} of the protocol, this side {VERSION}: use the same release on both sides"
@@ -119,9 +132,17 @@ impl Connection {
                 }
             }
             Ok(Ok(Some(_))) => return Err(unavailable("it did not answer with a greeting".into())),
-            Ok(Ok(None)) => return Err(unavailable("it closed the connection before its greeting".into())),
+            Ok(Ok(None)) => {
+                return Err(unavailable(
+                    "it closed the connection before its greeting".into(),
+                ));
+            }
             Ok(Err(error)) => return Err(unavailable(error)),
-            Err(_) => return Err(unavailable("it did not answer the greeting within 30 s".into())),
+            Err(_) => {
+                return Err(unavailable(
+                    "it did not answer the greeting within 30 s".into(),
+                ));
+            }
         }
         let weak = Arc::downgrade(&connection);
         let mut closed = connection.closed.subscribe();
@@ -132,7 +153,9 @@ impl Connection {
                     // The last user is gone, or the writing side has failed.
                     _ = closed.changed() => return,
                 };
-                let Some(connection) = weak.upgrade() else { return };
+                let Some(connection) = weak.upgrade() else {
+                    return;
+                };
                 match next {
                     Ok(Some((frame, fds))) => {
                         if let Err(reason) = connection.deliver(frame, fds) {
@@ -195,11 +218,17 @@ impl Connection {
             // Of an operation that this side has given up.
             return Ok(());
         };
-        let incoming =
-            Incoming { kind: frame.kind, stream: frame.stream, payload: frame.payload, fds };
+        let incoming = Incoming {
+            kind: frame.kind,
+            stream: frame.stream,
+            payload: frame.payload,
+            fds,
+        };
         match operation.try_send(incoming) {
             Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
-            Err(mpsc::error::TrySendError::Full(_)) => Err("it sent more than it had credit for".into()),
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                Err("it sent more than it had credit for".into())
+            }
         }
     }
 
@@ -239,9 +268,16 @@ impl Connection {
         let detail = if self.is_destroyed() {
             "the sandbox was destroyed".to_owned()
         } else {
-            self.closed.borrow().clone().unwrap_or_else(|| "the operation was given up".into())
+            self.closed
+                .borrow()
+                .clone()
+                .unwrap_or_else(|| "the operation was given up".into())
         };
-        Error::Unavailable { target: "the sandbox's supervisor".into(), never_started, detail }
+        Error::Unavailable {
+            target: "the sandbox's supervisor".into(),
+            never_started,
+            detail,
+        }
     }
 
     /// The guest has broken the protocol: the connection ends.
@@ -273,7 +309,11 @@ impl Assembly {
         reader: &mut Reader,
     ) -> std::result::Result<Option<(Frame, Vec<OwnedFd>)>, String> {
         loop {
-            if let Some(frame) = self.assembler.next().map_err(|malformed| malformed.to_string())? {
+            if let Some(frame) = self
+                .assembler
+                .next()
+                .map_err(|malformed| malformed.to_string())?
+            {
                 let wanted = usize::from(frame.fds);
                 if self.fds.len() < wanted {
                     return Err("a descriptor is missing".into());

@@ -23,8 +23,8 @@ use crate::files::{failure, user_spec};
 use crate::wire::bytes::{Encoder, Malformed};
 use crate::wire::frame::{FRAME_COST, MAX_DATA, WINDOW};
 use crate::wire::message::{
-    self, ExecRequest, Exited, FLAG_LOCAL, FLAG_PTY, FLAG_SEARCH, FLAG_STDIN, STDERR, STDIN, STDOUT,
-    to_guest, to_host,
+    self, ExecRequest, Exited, FLAG_LOCAL, FLAG_PTY, FLAG_SEARCH, FLAG_STDIN, STDERR, STDIN,
+    STDOUT, to_guest, to_host,
 };
 
 /// A kernel's default pipe holds 64 KiB; more halves the number of switches for output that floods.
@@ -45,7 +45,9 @@ pub(crate) async fn exec(
         if request.flags & FLAG_STDIN != 0 {
             let (read, write) = pipe_ends().map_err(io)?;
             passed.push(read);
-            stdin = Some(ExecStdin::new(pipe::Sender::from_owned_fd(write).map_err(io)?));
+            stdin = Some(ExecStdin::new(
+                pipe::Sender::from_owned_fd(write).map_err(io)?,
+            ));
         }
         for place in [&mut streams.stdout, &mut streams.stderr] {
             let (read, write) = pipe_ends().map_err(io)?;
@@ -78,10 +80,18 @@ pub(crate) async fn exec(
         let copy = terminal.try_clone().map_err(io)?;
         process.streams.stdout = Some(pipe::Receiver::from_owned_fd_unchecked(copy).map_err(io)?);
         let writer = pipe::Sender::from_owned_fd_unchecked(terminal).map_err(io)?;
-        stdin = Some(ExecStdin::new(TerminalInput { writer, last: b'\n' }));
+        stdin = Some(ExecStdin::new(TerminalInput {
+            writer,
+            last: b'\n',
+        }));
     } else if !local && (request.flags & FLAG_STDIN != 0 || cmd.pty.is_some()) {
         let input = process.input.clone();
-        stdin = Some(ExecStdin::new(FramedInput { connection: connection.clone(), id, input, ended: false }));
+        stdin = Some(ExecStdin::new(FramedInput {
+            connection: connection.clone(),
+            id,
+            input,
+            ended: false,
+        }));
     }
     if cmd.pty.is_some()
         && matches!(cmd.stdin, Stdin::Null)
@@ -99,8 +109,13 @@ fn request(connection: &Connection, cmd: &Cmd, context: &ExecContext) -> ExecReq
     let argv = match &cmd.program {
         Program::Shell(script) => {
             // A script may begin with a dash.
-            vec![context.shell.clone(), b"-c".to_vec(), b"--".to_vec(), script.clone()]
-        },
+            vec![
+                context.shell.clone(),
+                b"-c".to_vec(),
+                b"--".to_vec(),
+                script.clone(),
+            ]
+        }
         Program::Argv(argv) => {
             flags |= FLAG_SEARCH;
             argv.clone()
@@ -123,8 +138,15 @@ fn request(connection: &Connection, cmd: &Cmd, context: &ExecContext) -> ExecReq
     ExecRequest {
         flags,
         argv,
-        env: env.iter().map(|(name, value)| [name, b"=", value].concat()).collect(),
-        cwd: cmd.cwd.as_ref().map(|cwd| cwd.as_bytes().to_vec()).unwrap_or_default(),
+        env: env
+            .iter()
+            .map(|(name, value)| [name, b"=", value].concat())
+            .collect(),
+        cwd: cmd
+            .cwd
+            .as_ref()
+            .map(|cwd| cwd.as_bytes().to_vec())
+            .unwrap_or_default(),
         user: user_spec(cmd.user.as_ref()),
         rows: size.rows,
         columns: size.columns,
@@ -179,7 +201,8 @@ impl GuestProcess {
         };
         match event.kind {
             to_host::STARTED => {
-                let pid = message::number(&event.payload).map_err(|bad| self.connection.violated(bad))?;
+                let pid =
+                    message::number(&event.payload).map_err(|bad| self.connection.violated(bad))?;
                 let terminal = event.fds.into_iter().next();
                 if self.pty && self.connection.is_local() && terminal.is_none() {
                     return Err(self.connection.violated(Malformed("a terminal is missing")));
@@ -189,9 +212,15 @@ impl GuestProcess {
             to_host::FAILED => {
                 self.released = true;
                 self.connection.end(self.id);
-                Err(failure(&self.connection, &event.payload, "starting a command"))
+                Err(failure(
+                    &self.connection,
+                    &event.payload,
+                    "starting a command",
+                ))
             }
-            _ => Err(self.connection.violated(Malformed("a command did not start with its start"))),
+            _ => Err(self
+                .connection
+                .violated(Malformed("a command did not start with its start"))),
         }
     }
 
@@ -210,7 +239,10 @@ impl GuestProcess {
                     self.lost = true;
                     self.gone = true;
                     self.streams.framed = 0;
-                    self.input.lock().unwrap_or_else(PoisonError::into_inner).close();
+                    self.input
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .close();
                     self.exit.get_or_insert_with(|| {
                         if self.connection.is_destroyed() {
                             let mut exit = Exit::new(ExitStatus::Signal(9));
@@ -232,21 +264,37 @@ impl GuestProcess {
                     return Err(Malformed("output that nobody asked for"));
                 }
                 let stream = stream(event.stream)?;
-                self.streams.queue.push_back(Chunk { stream, data: event.payload.into() });
+                self.streams.queue.push_back(Chunk {
+                    stream,
+                    data: event.payload.into(),
+                });
             }
             to_host::EOF => {
-                self.streams.framed =
-                    self.streams.framed.checked_sub(1).ok_or(Malformed("a stream ended twice"))?;
+                self.streams.framed = self
+                    .streams
+                    .framed
+                    .checked_sub(1)
+                    .ok_or(Malformed("a stream ended twice"))?;
             }
             to_host::CREDIT => {
                 let bytes = message::number(&event.payload)?;
-                self.input.lock().unwrap_or_else(PoisonError::into_inner).credit(bytes);
+                self.input
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .credit(bytes);
             }
-            to_host::CLOSED => self.input.lock().unwrap_or_else(PoisonError::into_inner).close(),
+            to_host::CLOSED => self
+                .input
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .close(),
             to_host::EXITED => {
                 let exited = Exited::decode(&event.payload)?;
                 self.exit = Some(Ok(self.exit(&exited)));
-                self.input.lock().unwrap_or_else(PoisonError::into_inner).close();
+                self.input
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .close();
             }
             to_host::GONE => self.gone = true,
             _ => return Err(Malformed("an unexpected answer to a command")),
@@ -256,7 +304,11 @@ impl GuestProcess {
 
     fn exit(&self, exited: &Exited) -> Exit {
         let value = i32::from(exited.value);
-        let status = if exited.by_signal { ExitStatus::Signal(value) } else { ExitStatus::Code(value) };
+        let status = if exited.by_signal {
+            ExitStatus::Signal(value)
+        } else {
+            ExitStatus::Code(value)
+        };
         let mut exit = Exit::new(status);
         exit.background = exited.background;
         exit.usage = Usage {
@@ -265,10 +317,16 @@ impl GuestProcess {
             peak_memory: Some(exited.peak_kib.saturating_mul(1024)),
         };
         let ready = |pipe: &Option<pipe::Receiver>| {
-            pipe.as_ref().and_then(|pipe| rustix::io::ioctl_fionread(pipe.as_fd()).ok()).unwrap_or(0)
+            pipe.as_ref()
+                .and_then(|pipe| rustix::io::ioctl_fionread(pipe.as_fd()).ok())
+                .unwrap_or(0)
         };
         let queued = |stream| {
-            let chunks = self.streams.queue.iter().filter(|chunk| chunk.stream == stream);
+            let chunks = self
+                .streams
+                .queue
+                .iter()
+                .filter(|chunk| chunk.stream == stream);
             chunks.map(|chunk| chunk.data.len() as u64).sum::<u64>()
         };
         // A guest that lies can make the caller wait, but no longer than core's bound.
@@ -310,7 +368,11 @@ fn poll_pipe(
     if buffer.capacity() - buffer.len() < MAX_DATA / 4 {
         buffer.reserve(MAX_DATA);
     }
-    let read = ready!(tokio_util::io::poll_read_buf(Pin::new(open), context, buffer));
+    let read = ready!(tokio_util::io::poll_read_buf(
+        Pin::new(open),
+        context,
+        buffer
+    ));
     match read {
         Ok(0) => {
             *pipe = None;
@@ -348,9 +410,14 @@ impl Process for GuestProcess {
             let streams = &mut self.streams;
             return match streams.queue.pop_front() {
                 Some(chunk) => {
-                    let number = if chunk.stream == OutputStream::Stdout { STDOUT } else { STDERR };
+                    let number = if chunk.stream == OutputStream::Stdout {
+                        STDOUT
+                    } else {
+                        STDERR
+                    };
                     let bytes = ((chunk.data.len() + FRAME_COST) as u32).to_le_bytes();
-                    self.connection.send(self.id, to_guest::CREDIT, number, &bytes, Vec::new());
+                    self.connection
+                        .send(self.id, to_guest::CREDIT, number, &bytes, Vec::new());
                     Poll::Ready(Some(Ok(chunk)))
                 }
                 None if streams.framed == 0 => Poll::Ready(None),
@@ -367,7 +434,9 @@ impl Process for GuestProcess {
                 (&mut streams.stdout, OutputStream::Stdout)
             };
             match poll_pipe(pipe, &mut streams.buffer, &mut streams.flood, context) {
-                Poll::Ready(Some(Ok(data))) => return Poll::Ready(Some(Ok(Chunk { stream, data }))),
+                Poll::Ready(Some(Ok(data))) => {
+                    return Poll::Ready(Some(Ok(Chunk { stream, data })));
+                }
                 Poll::Ready(Some(Err(error))) => {
                     return Poll::Ready(Some(Err(Error::io("reading a command's output", error))));
                 }
@@ -375,7 +444,11 @@ impl Process for GuestProcess {
                 Poll::Pending => pending = true,
             }
         }
-        if pending { Poll::Pending } else { Poll::Ready(None) }
+        if pending {
+            Poll::Pending
+        } else {
+            Poll::Ready(None)
+        }
     }
 
     fn poll_exit(&mut self, context: &mut Context<'_>) -> Poll<Result<Exit>> {
@@ -388,18 +461,24 @@ impl Process for GuestProcess {
 
     fn end(&mut self, grace: Duration) {
         let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        self.connection.send(self.id, to_guest::END, 0, &grace.to_le_bytes(), Vec::new());
+        self.connection
+            .send(self.id, to_guest::END, 0, &grace.to_le_bytes(), Vec::new());
     }
 
     fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.poll_events(context);
-        if self.gone { Poll::Ready(()) } else { Poll::Pending }
+        if self.gone {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
 
     fn resize(&mut self, size: PtySize) {
         let mut payload = Encoder::default();
         payload.u16(size.rows).u16(size.columns);
-        self.connection.send(self.id, to_guest::RESIZE, 0, &payload.0, Vec::new());
+        self.connection
+            .send(self.id, to_guest::RESIZE, 0, &payload.0, Vec::new());
     }
 
     fn release(mut self: Box<Self>) {
@@ -407,8 +486,11 @@ impl Process for GuestProcess {
         // The guest reads on, so that what runs in the background gets no SIGPIPE, whatever becomes of this process.
         let pipes = [self.streams.stdout.take(), self.streams.stderr.take()];
         let left = pipes.into_iter().flatten().filter(|_| !self.pty);
-        let fds = left.filter_map(|pipe| pipe.into_nonblocking_fd().ok()).collect();
-        self.connection.send(self.id, to_guest::RELEASE, 0, &[], fds);
+        let fds = left
+            .filter_map(|pipe| pipe.into_nonblocking_fd().ok())
+            .collect();
+        self.connection
+            .send(self.id, to_guest::RELEASE, 0, &[], fds);
         self.connection.end(self.id);
     }
 }
@@ -417,8 +499,10 @@ impl Drop for GuestProcess {
     fn drop(&mut self) {
         if !self.released {
             // Given up before there was a result: whatever was started ends.
-            self.connection.send(self.id, to_guest::END, 0, &0u64.to_le_bytes(), Vec::new());
-            self.connection.send(self.id, to_guest::RELEASE, 0, &[], Vec::new());
+            self.connection
+                .send(self.id, to_guest::END, 0, &0u64.to_le_bytes(), Vec::new());
+            self.connection
+                .send(self.id, to_guest::RELEASE, 0, &[], Vec::new());
             self.connection.end(self.id);
         }
     }
@@ -433,13 +517,20 @@ struct InputState {
 
 impl Default for InputState {
     fn default() -> Self {
-        InputState { credit: u64::from(WINDOW), closed: false, waker: None }
+        InputState {
+            credit: u64::from(WINDOW),
+            closed: false,
+            waker: None,
+        }
     }
 }
 
 impl InputState {
     fn credit(&mut self, bytes: u32) {
-        self.credit = self.credit.saturating_add(u64::from(bytes)).min(u64::from(WINDOW));
+        self.credit = self
+            .credit
+            .saturating_add(u64::from(bytes))
+            .min(u64::from(WINDOW));
         self.wake();
     }
 
@@ -463,18 +554,26 @@ struct FramedInput {
 }
 
 impl AsyncWrite for FramedInput {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let mut state = self.input.lock().unwrap_or_else(PoisonError::into_inner);
         if state.closed || self.ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let length = data.len().min(MAX_DATA).min(usize::try_from(state.credit).unwrap_or(MAX_DATA));
+        let length = data
+            .len()
+            .min(MAX_DATA)
+            .min(usize::try_from(state.credit).unwrap_or(MAX_DATA));
         if length == 0 && !data.is_empty() {
             state.waker = Some(context.waker().clone());
             return Poll::Pending;
         }
         state.credit -= length as u64;
-        self.connection.send(self.id, to_guest::DATA, STDIN, &data[..length], Vec::new());
+        self.connection
+            .send(self.id, to_guest::DATA, STDIN, &data[..length], Vec::new());
         Poll::Ready(Ok(length))
     }
 
@@ -484,7 +583,8 @@ impl AsyncWrite for FramedInput {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !std::mem::replace(&mut self.ended, true) {
-            self.connection.send(self.id, to_guest::EOF, STDIN, &[], Vec::new());
+            self.connection
+                .send(self.id, to_guest::EOF, STDIN, &[], Vec::new());
         }
         Poll::Ready(Ok(()))
     }
@@ -493,7 +593,8 @@ impl AsyncWrite for FramedInput {
 impl Drop for FramedInput {
     fn drop(&mut self) {
         if !self.ended {
-            self.connection.send(self.id, to_guest::EOF, STDIN, &[], Vec::new());
+            self.connection
+                .send(self.id, to_guest::EOF, STDIN, &[], Vec::new());
         }
     }
 }
@@ -505,15 +606,25 @@ struct TerminalInput {
 }
 
 impl AsyncWrite for TerminalInput {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.writer).poll_write(context, data));
         match written {
             Ok(length) => {
-                self.last = length.checked_sub(1).and_then(|at| data.get(at)).copied().unwrap_or(self.last);
+                self.last = length
+                    .checked_sub(1)
+                    .and_then(|at| data.get(at))
+                    .copied()
+                    .unwrap_or(self.last);
                 Poll::Ready(Ok(length))
             }
             // The terminal has hung up.
-            Err(error) if error.raw_os_error() == Some(5) => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            Err(error) if error.raw_os_error() == Some(5) => {
+                Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+            }
             Err(error) => Poll::Ready(Err(error)),
         }
     }
@@ -524,7 +635,11 @@ impl AsyncWrite for TerminalInput {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         // In the middle of a line the first one only delivers the line.
-        let end: &[u8] = if self.last == b'\n' { b"\x04" } else { b"\x04\x04" };
+        let end: &[u8] = if self.last == b'\n' {
+            b"\x04"
+        } else {
+            b"\x04\x04"
+        };
         match ready!(Pin::new(&mut self.writer).poll_write(context, end)) {
             Ok(_) => {
                 self.last = b'\n';

@@ -13,7 +13,8 @@ use futures_util::StreamExt;
 use rustix::fs::FileType;
 use sandbox_core::tree::{self, TreeEntry, TreeEvent, TreeKind, TreeLimits};
 use sandbox_core::{
-    ByteStream, DirEntry, DuplexStream, Error, FileKind, FileStat, PathRole, Result, SandboxPath, User,
+    ByteStream, DirEntry, DuplexStream, Error, FileKind, FileStat, PathRole, Result, SandboxPath,
+    User,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
@@ -23,8 +24,8 @@ use crate::connection::{Connection, Incoming};
 use crate::wire::bytes::{Decoder, Encoder, Malformed};
 use crate::wire::frame::{FRAME_COST, MAX_DATA, MAX_PAYLOAD, WINDOW};
 use crate::wire::message::{
-    self, Code, Entry, FLAG_LOCAL, Failure, KIND_DIRECTORY, KIND_FIFO, KIND_FILE, KIND_HARDLINK, KIND_SYMLINK,
-    STDIN, STDOUT, UserSpec, to_guest, to_host,
+    self, Code, Entry, FLAG_LOCAL, Failure, KIND_DIRECTORY, KIND_FIFO, KIND_FILE, KIND_HARDLINK,
+    KIND_SYMLINK, STDIN, STDOUT, UserSpec, to_guest, to_host,
 };
 
 /// A passed file is read in pieces of this many bytes: each costs a switch to a thread that may block.
@@ -44,22 +45,42 @@ pub(crate) fn failure(connection: &Connection, payload: &[u8], operation: &str) 
         errno => io::Error::from_raw_os_error(errno).to_string(),
     };
     match failure.code {
-        Code::NotFound => Error::NotFound { role: PathRole::Path, path },
+        Code::NotFound => Error::NotFound {
+            role: PathRole::Path,
+            path,
+        },
         Code::NotADirectory => Error::NotADirectory { path },
         Code::IsADirectory => Error::IsADirectory { path },
         Code::NotRegular => Error::NotRegular { path },
         Code::PermissionDenied => Error::PermissionDenied { path },
-        Code::InvalidPath if failure.errno == 0 => {
-            Error::InvalidPath { path, reason: "it lies outside of the working directory".into() }
-        }
-        Code::InvalidPath => Error::InvalidPath { path, reason: reason() },
-        Code::TooLarge => Error::TooLarge { what: path, limit: 900 },
-        Code::ProgramNotFound => Error::NotFound { role: PathRole::Program, path },
+        Code::InvalidPath if failure.errno == 0 => Error::InvalidPath {
+            path,
+            reason: "it lies outside of the working directory".into(),
+        },
+        Code::InvalidPath => Error::InvalidPath {
+            path,
+            reason: reason(),
+        },
+        Code::TooLarge => Error::TooLarge {
+            what: path,
+            limit: 900,
+        },
+        Code::ProgramNotFound => Error::NotFound {
+            role: PathRole::Program,
+            path,
+        },
         Code::NotExecutable => Error::NotExecutable {
             program: path,
-            reason: if failure.errno == 2 { "the interpreter that it names is missing".into() } else { reason() },
+            reason: if failure.errno == 2 {
+                "the interpreter that it names is missing".into()
+            } else {
+                reason()
+            },
         },
-        Code::BadCwd => Error::BadCwd { cwd: path, reason: reason() },
+        Code::BadCwd => Error::BadCwd {
+            cwd: path,
+            reason: reason(),
+        },
         Code::UserNotFound => Error::UserNotFound {
             user: path,
             reason: match failure.errno {
@@ -68,10 +89,13 @@ pub(crate) fn failure(connection: &Connection, payload: &[u8], operation: &str) 
             },
         },
         Code::ArgumentsTooLong => Error::ArgumentsTooLong { reason: reason() },
-        Code::ConnectionRefused => Error::ConnectionRefused { port: path.parse().unwrap_or(0) },
-        Code::InvalidArchive => {
-            Error::InvalidArchive { entry: path, reason: "it would be written outside of the directory".into() }
-        }
+        Code::ConnectionRefused => Error::ConnectionRefused {
+            port: path.parse().unwrap_or(0),
+        },
+        Code::InvalidArchive => Error::InvalidArchive {
+            entry: path,
+            reason: "it would be written outside of the directory".into(),
+        },
         Code::Io | Code::Unsupported | Code::Protocol => Error::io(
             format!("{operation} ({path})"),
             io::Error::from_raw_os_error(if failure.errno == 0 { 5 } else { failure.errno }),
@@ -99,7 +123,13 @@ impl Operation {
         let (id, events) = connection.begin()?;
         let flags = if local { FLAG_LOCAL } else { 0 };
         connection.send(id, kind, flags, payload, Vec::new());
-        Ok(Operation { connection: connection.clone(), id, events, name, over: false })
+        Ok(Operation {
+            connection: connection.clone(),
+            id,
+            events,
+            name,
+            over: false,
+        })
     }
 
     /// The next answer; a failure of the operation is an error.
@@ -121,7 +151,11 @@ impl Operation {
 
     async fn expect(&mut self, kind: u8) -> Result<Incoming> {
         let event = self.next().await?;
-        if event.kind == kind { Ok(event) } else { Err(self.unexpected()) }
+        if event.kind == kind {
+            Ok(event)
+        } else {
+            Err(self.unexpected())
+        }
     }
 
     fn unexpected(&self) -> Error {
@@ -131,14 +165,16 @@ impl Operation {
     /// A frame of a stream has been consumed.
     fn credit(&self, payload: usize) {
         let bytes = ((payload + FRAME_COST) as u32).to_le_bytes();
-        self.connection.send(self.id, to_guest::CREDIT, STDOUT, &bytes, Vec::new());
+        self.connection
+            .send(self.id, to_guest::CREDIT, STDOUT, &bytes, Vec::new());
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
         if !self.over {
-            self.connection.send(self.id, to_guest::ABORT, 0, &[], Vec::new());
+            self.connection
+                .send(self.id, to_guest::ABORT, 0, &[], Vec::new());
         }
         self.connection.end(self.id);
     }
@@ -149,8 +185,13 @@ impl Drop for Operation {
 pub(crate) async fn set_default_user(connection: &Arc<Connection>, user: &User) -> Result<()> {
     let mut payload = Encoder::default();
     user_spec(Some(user)).put(&mut payload);
-    let mut operation =
-        Operation::begin(connection, to_guest::SET_USER, false, &payload.0, "setting the default user")?;
+    let mut operation = Operation::begin(
+        connection,
+        to_guest::SET_USER,
+        false,
+        &payload.0,
+        "setting the default user",
+    )?;
     operation.expect(to_host::DONE).await?;
     operation.over = true;
     Ok(())
@@ -165,13 +206,19 @@ pub(crate) fn user_spec(user: Option<&User>) -> UserSpec {
 }
 
 pub(crate) async fn stat(connection: &Arc<Connection>, path: &SandboxPath) -> Result<FileStat> {
-    let mut operation = Operation::begin(connection, to_guest::STAT, false, path.as_bytes(), "stat")?;
+    let mut operation =
+        Operation::begin(connection, to_guest::STAT, false, path.as_bytes(), "stat")?;
     let event = operation.expect(to_host::STAT).await?;
     operation.over = true;
     let mut decoder = Decoder::new(&event.payload);
-    let decoded = decoder.u8().and_then(|kind| Ok((kind, decoder.u64()?, decoder.end()?)));
+    let decoded = decoder
+        .u8()
+        .and_then(|kind| Ok((kind, decoder.u64()?, decoder.end()?)));
     let (kind, size, ()) = decoded.map_err(|malformed| connection.violated(malformed))?;
-    Ok(FileStat { kind: file_kind(kind), size })
+    Ok(FileStat {
+        kind: file_kind(kind),
+        size,
+    })
 }
 
 fn file_kind(kind: u8) -> FileKind {
@@ -184,8 +231,13 @@ fn file_kind(kind: u8) -> FileKind {
 }
 
 pub(crate) async fn list(connection: &Arc<Connection>, dir: &SandboxPath) -> Result<Vec<DirEntry>> {
-    let mut operation =
-        Operation::begin(connection, to_guest::LIST, false, dir.as_bytes(), "listing a directory")?;
+    let mut operation = Operation::begin(
+        connection,
+        to_guest::LIST,
+        false,
+        dir.as_bytes(),
+        "listing a directory",
+    )?;
     let mut entries = Vec::new();
     let mut bytes = 0;
     loop {
@@ -194,17 +246,27 @@ pub(crate) async fn list(connection: &Arc<Connection>, dir: &SandboxPath) -> Res
             to_host::NAMES => {
                 bytes += event.payload.len();
                 if bytes > NAMES_MOST {
-                    return Err(Error::TooLarge { what: "the listing".into(), limit: NAMES_MOST as u64 });
+                    return Err(Error::TooLarge {
+                        what: "the listing".into(),
+                        limit: NAMES_MOST as u64,
+                    });
                 }
-                let names = Decoder::new(&event.payload).list().map_err(|bad| connection.violated(bad))?;
+                let names = Decoder::new(&event.payload)
+                    .list()
+                    .map_err(|bad| connection.violated(bad))?;
                 for entry in names {
                     let Some((kind, name)) = entry.split_first() else {
                         return Err(operation.unexpected());
                     };
                     if name.is_empty() || name.contains(&b'/') || name == b"." || name == b".." {
-                        return Err(connection.violated(Malformed("a directory entry that cannot be one")));
+                        return Err(
+                            connection.violated(Malformed("a directory entry that cannot be one"))
+                        );
                     }
-                    entries.push(DirEntry { name: name.to_vec(), kind: file_kind(*kind) });
+                    entries.push(DirEntry {
+                        name: name.to_vec(),
+                        kind: file_kind(*kind),
+                    });
                 }
             }
             to_host::DONE => {
@@ -217,8 +279,13 @@ pub(crate) async fn list(connection: &Arc<Connection>, dir: &SandboxPath) -> Res
 }
 
 pub(crate) async fn delete(connection: &Arc<Connection>, path: &SandboxPath) -> Result<()> {
-    let mut operation =
-        Operation::begin(connection, to_guest::DELETE, false, path.as_bytes(), "deleting a file")?;
+    let mut operation = Operation::begin(
+        connection,
+        to_guest::DELETE,
+        false,
+        path.as_bytes(),
+        "deleting a file",
+    )?;
     operation.expect(to_host::DONE).await?;
     operation.over = true;
     Ok(())
@@ -228,25 +295,34 @@ pub(crate) async fn delete(connection: &Arc<Connection>, path: &SandboxPath) -> 
 
 pub(crate) async fn read(connection: &Arc<Connection>, path: &SandboxPath) -> Result<ByteStream> {
     let local = connection.is_local();
-    let mut operation =
-        Operation::begin(connection, to_guest::READ_FILE, local, path.as_bytes(), "reading a file")?;
+    let mut operation = Operation::begin(
+        connection,
+        to_guest::READ_FILE,
+        local,
+        path.as_bytes(),
+        "reading a file",
+    )?;
     let opened = operation.expect(to_host::OPENED).await?;
     if local {
         operation.over = true;
         let file = passed_file(connection, opened)?;
         let pieces = tokio_util::io::ReaderStream::with_capacity(file, READ_PIECE);
         let path = path.to_text();
-        return Ok(ByteStream::new(
-            pieces.map(move |piece| piece.map_err(|error| Error::io(format!("reading {path:?}"), error))),
-        ));
+        return Ok(ByteStream::new(pieces.map(move |piece| {
+            piece.map_err(|error| Error::io(format!("reading {path:?}"), error))
+        })));
     }
-    Ok(ByteStream::new(Framed { operation, ended: false }))
+    Ok(ByteStream::new(Framed {
+        operation,
+        ended: false,
+    }))
 }
 
 /// A file that the guest has passed: nothing but a regular file is read or written by this process.
 fn passed_file(connection: &Connection, opened: Incoming) -> Result<tokio::fs::File> {
     let regular = |fd: &OwnedFd| {
-        rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+        rustix::fs::fstat(fd)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
     };
     match opened.fds.into_iter().next() {
         Some(fd) if regular(&fd) => Ok(tokio::fs::File::from_std(fd.into())),
@@ -280,7 +356,9 @@ impl Stream for Framed {
             }
             other => {
                 self.ended = true;
-                Some(Err(other.err().unwrap_or_else(|| self.operation.unexpected())))
+                Some(Err(other
+                    .err()
+                    .unwrap_or_else(|| self.operation.unexpected())))
             }
         })
     }
@@ -304,12 +382,16 @@ impl Feed {
             self.under_way = self.under_way.saturating_sub(bytes);
         }
         self.under_way += payload.len();
-        self.operation.connection.send(self.operation.id, kind, STDIN, payload, Vec::new());
+        self.operation
+            .connection
+            .send(self.operation.id, kind, STDIN, payload, Vec::new());
         Ok(())
     }
 
     async fn commit(mut self) -> Result<()> {
-        self.operation.connection.send(self.operation.id, to_guest::COMMIT, 0, &[], Vec::new());
+        self.operation
+            .connection
+            .send(self.operation.id, to_guest::COMMIT, 0, &[], Vec::new());
         loop {
             let event = self.operation.next().await?;
             match event.kind {
@@ -347,8 +429,13 @@ pub(crate) async fn write(
         }
     }
     let local = connection.is_local() && rest;
-    let mut operation =
-        Operation::begin(connection, to_guest::WRITE_FILE, local, path.as_bytes(), "writing a file")?;
+    let mut operation = Operation::begin(
+        connection,
+        to_guest::WRITE_FILE,
+        local,
+        path.as_bytes(),
+        "writing a file",
+    )?;
     let opened = operation.expect(to_host::OPENED).await?;
     if local {
         let mut file = passed_file(connection, opened)?;
@@ -365,9 +452,17 @@ pub(crate) async fn write(
             file.write_all(&chunk).await.map_err(io)?;
         }
         file.flush().await.map_err(io)?;
-        return Feed { operation, under_way: 0 }.commit().await;
+        return Feed {
+            operation,
+            under_way: 0,
+        }
+        .commit()
+        .await;
     }
-    let mut feed = Feed { operation, under_way: 0 };
+    let mut feed = Feed {
+        operation,
+        under_way: 0,
+    };
     loop {
         let chunk = match start.pop_front() {
             Some(chunk) => chunk,
@@ -391,10 +486,21 @@ pub(crate) async fn read_tree(
     dir: &SandboxPath,
     limits: TreeLimits,
 ) -> Result<ByteStream> {
-    let mut operation =
-        Operation::begin(connection, to_guest::READ_TREE, false, dir.as_bytes(), "reading a tree")?;
+    let mut operation = Operation::begin(
+        connection,
+        to_guest::READ_TREE,
+        false,
+        dir.as_bytes(),
+        "reading a tree",
+    )?;
     operation.expect(to_host::OPENED).await?;
-    Ok(tree::encode(TreeEvents { operation, ended: false }, limits))
+    Ok(tree::encode(
+        TreeEvents {
+            operation,
+            ended: false,
+        },
+        limits,
+    ))
 }
 
 struct TreeEvents {
@@ -418,8 +524,12 @@ impl Stream for TreeEvents {
         };
         self.operation.credit(event.payload.len());
         let decoded = match event.kind {
-            to_host::DATA if event.payload.len() <= MAX_DATA => Ok(TreeEvent::Data(event.payload.into())),
-            to_host::ENTRY => Entry::decode(&event.payload).and_then(tree_entry).map(TreeEvent::Entry),
+            to_host::DATA if event.payload.len() <= MAX_DATA => {
+                Ok(TreeEvent::Data(event.payload.into()))
+            }
+            to_host::ENTRY => Entry::decode(&event.payload)
+                .and_then(tree_entry)
+                .map(TreeEvent::Entry),
             to_host::EOF => {
                 self.ended = true;
                 self.operation.over = true;
@@ -435,7 +545,13 @@ impl Stream for TreeEvents {
 }
 
 fn tree_entry(entry: Entry) -> std::result::Result<TreeEntry, Malformed> {
-    let Entry { kind, mode, size, path, target } = entry;
+    let Entry {
+        kind,
+        mode,
+        size,
+        path,
+        target,
+    } = entry;
     let kind = match kind {
         KIND_FILE => TreeKind::File { size },
         KIND_DIRECTORY => TreeKind::Directory,
@@ -456,7 +572,13 @@ fn wire_entry(entry: TreeEntry) -> Entry {
         TreeKind::Hardlink { target } => (KIND_HARDLINK, 0, target),
         TreeKind::Fifo => (KIND_FIFO, 0, Vec::new()),
     };
-    Entry { kind, mode, size, path, target }
+    Entry {
+        kind,
+        mode,
+        size,
+        path,
+        target,
+    }
 }
 
 pub(crate) async fn write_tree(
@@ -465,18 +587,30 @@ pub(crate) async fn write_tree(
     archive: ByteStream,
     limits: TreeLimits,
 ) -> Result<()> {
-    let mut operation =
-        Operation::begin(connection, to_guest::WRITE_TREE, false, dir.as_bytes(), "writing a tree")?;
+    let mut operation = Operation::begin(
+        connection,
+        to_guest::WRITE_TREE,
+        false,
+        dir.as_bytes(),
+        "writing a tree",
+    )?;
     operation.expect(to_host::OPENED).await?;
-    let mut feed = Feed { operation, under_way: 0 };
+    let mut feed = Feed {
+        operation,
+        under_way: 0,
+    };
     let mut events = tree::decode(archive, limits);
     while let Some(event) = events.next().await {
         match event? {
             TreeEvent::Entry(entry) => {
-                let name = String::from_utf8_lossy(&entry.path[..entry.path.len().min(256)]).into_owned();
+                let name =
+                    String::from_utf8_lossy(&entry.path[..entry.path.len().min(256)]).into_owned();
                 let payload = wire_entry(entry).encode();
                 if payload.len() > MAX_PAYLOAD {
-                    return Err(Error::InvalidArchive { entry: name, reason: "its name is too long".into() });
+                    return Err(Error::InvalidArchive {
+                        entry: name,
+                        reason: "its name is too long".into(),
+                    });
                 }
                 feed.send(to_guest::ENTRY, &payload).await?;
             }
@@ -516,7 +650,8 @@ pub(crate) async fn dial(connection: &Arc<Connection>, port: u16) -> Result<Dupl
     }
     operation.over = true;
     let socket = |fd: &OwnedFd| {
-        rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
+        rustix::fs::fstat(fd)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
     };
     let Some(fd) = opened.fds.into_iter().next().filter(socket) else {
         return Err(connection.violated(Malformed("no connection was passed")));
@@ -566,7 +701,10 @@ impl FramedSocket {
             to_host::EOF => self.ended = true,
             to_host::CREDIT => {
                 let bytes = message::number(&event.payload).unwrap_or(0);
-                self.credit = self.credit.saturating_add(u64::from(bytes)).min(u64::from(WINDOW));
+                self.credit = self
+                    .credit
+                    .saturating_add(u64::from(bytes))
+                    .min(u64::from(WINDOW));
             }
             to_host::CLOSED => self.shut = true,
             _ => return Poll::Ready(Err(io::Error::other(self.operation.unexpected()))),
@@ -588,7 +726,10 @@ impl AsyncRead for FramedSocket {
         buffer.put_slice(&self.left.split_to(length));
         self.read += length;
         if self.left.is_empty() && self.frames > 0 {
-            let (frames, read) = (std::mem::take(&mut self.frames), std::mem::take(&mut self.read));
+            let (frames, read) = (
+                std::mem::take(&mut self.frames),
+                std::mem::take(&mut self.read),
+            );
             // `credit` adds the cost of one frame.
             self.operation.credit(read + (frames - 1) * FRAME_COST);
         }
@@ -597,17 +738,26 @@ impl AsyncRead for FramedSocket {
 }
 
 impl AsyncWrite for FramedSocket {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
         while self.credit == 0 && !self.shut {
             ready!(self.poll_event(1, context))?;
         }
         if self.shut {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let length = data.len().min(MAX_DATA).min(usize::try_from(self.credit).unwrap_or(MAX_DATA));
+        let length = data
+            .len()
+            .min(MAX_DATA)
+            .min(usize::try_from(self.credit).unwrap_or(MAX_DATA));
         self.credit -= length as u64;
         let id = self.operation.id;
-        self.operation.connection.send(id, to_guest::DATA, STDIN, &data[..length], Vec::new());
+        self.operation
+            .connection
+            .send(id, to_guest::DATA, STDIN, &data[..length], Vec::new());
         Poll::Ready(Ok(length))
     }
 
@@ -618,7 +768,9 @@ impl AsyncWrite for FramedSocket {
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !std::mem::replace(&mut self.shut, true) {
             let id = self.operation.id;
-            self.operation.connection.send(id, to_guest::EOF, STDIN, &[], Vec::new());
+            self.operation
+                .connection
+                .send(id, to_guest::EOF, STDIN, &[], Vec::new());
         }
         Poll::Ready(Ok(()))
     }

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
@@ -49,7 +49,11 @@ impl Reader {
     }
 }
 
-fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], fds: &mut VecDeque<OwnedFd>) -> io::Result<usize> {
+fn receive(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    fds: &mut VecDeque<OwnedFd>,
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut vectors = [IoSliceMut::new(buffer)];
@@ -70,7 +74,12 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<usi
     if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
+    Ok(rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?)
 }
 
 /// The writing side.
@@ -82,9 +91,13 @@ pub(crate) enum Writer {
 impl Writer {
     /// Sends as much as goes at once; `None` if this transport cannot tell, so that a task has to do it.
     pub(crate) fn try_send(&self, outgoing: &mut Outgoing) -> Option<io::Result<bool>> {
-        let Writer::Local(socket) = self else { return None };
+        let Writer::Local(socket) = self else {
+            return None;
+        };
         while !outgoing.bytes.is_empty() {
-            match socket.try_io(Interest::WRITABLE, || send(socket.as_fd(), &outgoing.bytes, &outgoing.fds)) {
+            match socket.try_io(Interest::WRITABLE, || {
+                send(socket.as_fd(), &outgoing.bytes, &outgoing.fds)
+            }) {
                 Ok(length) => {
                     outgoing.fds.clear();
                     outgoing.bytes.drain(..length);

@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use super::mounts::{self, Trees};
 use super::{About, Step, Steps, c_string, shown};
 use crate::sys::{self, Errno, Fd, OwnedFd, Sys};
-use crate::users;
+use crate::users::Users;
 use crate::wire::message::UserSpec;
 use crate::wire::setup::{Base, Ids, Mount, Setup, Upper};
 
@@ -329,7 +329,7 @@ fn make_workdir(root: Fd, setup: &Setup) -> Result<(), (Errno, String)> {
     // A user that is unknown is reported by the first command, with its name.
     if let Some(user) = &setup.user
         && ours
-        && let Some(user) = users::find(&user_spec(user))
+        && let Some(user) = Users::default().find(&user_spec(user))
     {
         sys::fchownat(point.raw(), c"", user.uid, user.gid).about(what())?;
     }

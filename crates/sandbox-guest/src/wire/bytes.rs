@@ -41,7 +41,10 @@ impl Encoder {
         self
     }
 
-    pub(crate) fn list<'a>(&mut self, values: impl ExactSizeIterator<Item = &'a [u8]>) -> &mut Self {
+    pub(crate) fn list<'a>(
+        &mut self,
+        values: impl ExactSizeIterator<Item = &'a [u8]>,
+    ) -> &mut Self {
         self.u32(values.len() as u32);
         for value in values {
             self.bytes(value);
@@ -60,7 +63,10 @@ impl<'a> Decoder<'a> {
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed("it ends too early"))?;
+        let (taken, rest) = self
+            .0
+            .split_at_checked(length)
+            .ok_or(Malformed("it ends too early"))?;
         self.0 = rest;
         Ok(taken)
     }
@@ -97,7 +103,9 @@ impl<'a> Decoder<'a> {
         if count > self.0.len() / 4 {
             return Err(Malformed("a list is longer than the message"));
         }
-        (0..count).map(|_| self.bytes().map(<[u8]>::to_vec)).collect()
+        (0..count)
+            .map(|_| self.bytes().map(<[u8]>::to_vec))
+            .collect()
     }
 
     /// Everything that is left.
@@ -107,6 +115,10 @@ impl<'a> Decoder<'a> {
 
     /// The payload must have been used up.
     pub(crate) fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("it has bytes left over")) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed("it has bytes left over"))
+        }
     }
 }

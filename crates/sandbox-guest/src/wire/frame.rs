@@ -79,8 +79,13 @@ impl Assembler {
         let Some(payload) = pending.get(HEADER..HEADER + length) else {
             return Ok(None);
         };
-        let frame =
-            Frame { id: u32::from_le_bytes([i0, i1, i2, i3]), kind, stream, fds, payload: payload.to_vec() };
+        let frame = Frame {
+            id: u32::from_le_bytes([i0, i1, i2, i3]),
+            kind,
+            stream,
+            fds,
+            payload: payload.to_vec(),
+        };
         self.start += HEADER + length;
         if self.start == self.buffer.len() {
             self.buffer.clear();

@@ -139,7 +139,9 @@ impl ExecRequest {
         encoder.u8(self.flags);
         self.user.put(&mut encoder);
         encoder.u16(self.rows).u16(self.columns).bytes(&self.cwd);
-        encoder.list(self.argv.iter().map(Vec::as_slice)).list(self.env.iter().map(Vec::as_slice));
+        encoder
+            .list(self.argv.iter().map(Vec::as_slice))
+            .list(self.env.iter().map(Vec::as_slice));
         encoder.0
     }
 
@@ -155,7 +157,15 @@ impl ExecRequest {
         if argv.is_empty() || strings.clone().any(|string| string.contains(&0)) {
             return Err(Malformed("a command without a program, or with a NUL byte"));
         }
-        Ok(ExecRequest { flags, argv, env, cwd, user, rows, columns })
+        Ok(ExecRequest {
+            flags,
+            argv,
+            env,
+            cwd,
+            user,
+            rows,
+            columns,
+        })
     }
 }
 
@@ -213,19 +223,28 @@ pub(crate) struct Failure {
 impl Failure {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut encoder = Encoder::default();
-        encoder.u8(self.code as u8).u32(self.errno as u32).bytes(&self.detail);
+        encoder
+            .u8(self.code as u8)
+            .u32(self.errno as u32)
+            .bytes(&self.detail);
         encoder.0
     }
 
     pub(crate) fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let mut decoder = Decoder::new(payload);
         let code = decoder.u8()?;
-        let code =
-            CODES.into_iter().find(|known| *known as u8 == code).ok_or(Malformed("an unknown failure"))?;
+        let code = CODES
+            .into_iter()
+            .find(|known| *known as u8 == code)
+            .ok_or(Malformed("an unknown failure"))?;
         let errno = decoder.u32()? as i32;
         let detail = decoder.bytes()?.to_vec();
         decoder.end()?;
-        Ok(Failure { code, errno, detail })
+        Ok(Failure {
+            code,
+            errno,
+            detail,
+        })
     }
 }
 
@@ -246,8 +265,14 @@ pub(crate) struct Exited {
 impl Exited {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut encoder = Encoder::default();
-        encoder.u8(u8::from(self.by_signal)).u8(self.value).u8(u8::from(self.background));
-        encoder.u64(self.user_us).u64(self.system_us).u64(self.peak_kib);
+        encoder
+            .u8(u8::from(self.by_signal))
+            .u8(self.value)
+            .u8(u8::from(self.background));
+        encoder
+            .u64(self.user_us)
+            .u64(self.system_us)
+            .u64(self.peak_kib);
         encoder.u64(self.unread_stdout).u64(self.unread_stderr);
         encoder.0
     }
@@ -291,7 +316,12 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut encoder = Encoder::default();
-        encoder.u8(self.kind).u32(self.mode).u64(self.size).bytes(&self.path).bytes(&self.target);
+        encoder
+            .u8(self.kind)
+            .u32(self.mode)
+            .u64(self.size)
+            .bytes(&self.path)
+            .bytes(&self.target);
         encoder.0
     }
 
@@ -305,7 +335,11 @@ impl Entry {
             target: decoder.bytes()?.to_vec(),
         };
         decoder.end()?;
-        if entry.kind > KIND_FIFO || entry.path.is_empty() || entry.path.contains(&0) || entry.target.contains(&0) {
+        if entry.kind > KIND_FIFO
+            || entry.path.is_empty()
+            || entry.path.contains(&0)
+            || entry.target.contains(&0)
+        {
             return Err(Malformed("an entry of an unknown kind or without a name"));
         }
         Ok(entry)
@@ -314,7 +348,11 @@ impl Entry {
 
 /// A payload that is one path (or another byte string without NUL).
 pub(crate) fn path(payload: &[u8]) -> Result<&[u8], Malformed> {
-    if payload.is_empty() || payload.contains(&0) { Err(Malformed("a path is empty or holds NUL")) } else { Ok(payload) }
+    if payload.is_empty() || payload.contains(&0) {
+        Err(Malformed("a path is empty or holds NUL"))
+    } else {
+        Ok(payload)
+    }
 }
 
 /// A payload that is one u32.

@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use sandbox_core::{
-    ByteStream, CancelToken, Cmd, EndedBy, Env, ErrorKind, ExitStatus, OutputStream, PtySize, SandboxPath,
+    ByteStream, CancelToken, Cmd, EndedBy, Env, ErrorKind, ExitStatus, OutputStream, PtySize,
+    SandboxPath,
 };
 use sandbox_guest::{ExecContext, GuestClient, INIT};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -43,7 +44,11 @@ impl Guest {
             near.set_nonblocking(true).expect("nonblocking");
             GuestClient::connect(tokio::net::UnixStream::from_std(near).expect("a socket")).await
         };
-        Guest { client: client.expect("the guest answers"), child, dir }
+        Guest {
+            client: client.expect("the guest answers"),
+            child,
+            dir,
+        }
     }
 
     fn context(&self) -> ExecContext {
@@ -51,7 +56,12 @@ impl Guest {
     }
 
     async fn run(&self, cmd: Cmd) -> sandbox_core::ExecResult {
-        self.client.exec(&cmd, self.context()).await.expect("it starts").wait().await
+        self.client
+            .exec(&cmd, self.context())
+            .await
+            .expect("it starts")
+            .wait()
+            .await
     }
 
     fn work(&self) -> PathBuf {
@@ -66,7 +76,10 @@ impl Drop for Guest {
         while self.child.try_wait().expect("wait").is_none() {
             if Instant::now() >= deadline {
                 let _ = self.child.kill();
-                assert!(std::thread::panicking(), "the guest did not end with its connection");
+                assert!(
+                    std::thread::panicking(),
+                    "the guest did not end with its connection"
+                );
             }
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -23,7 +23,9 @@ fn liar(answer: Vec<u8>) -> UnixStream {
     let (near, mut far) = UnixStream::pair().expect("a socket pair");
     std::thread::spawn(move || {
         let mut greeting = [0; 14];
-        if far.read_exact(&mut greeting).is_err() || far.write_all(&frame(0, 64, &1u16.to_le_bytes())).is_err() {
+        if far.read_exact(&mut greeting).is_err()
+            || far.write_all(&frame(0, 64, &1u16.to_le_bytes())).is_err()
+        {
             return;
         }
         let mut request = [0; 12];
@@ -36,7 +38,9 @@ fn liar(answer: Vec<u8>) -> UnixStream {
 }
 
 async fn ask(answer: Vec<u8>) -> ErrorKind {
-    let client = GuestClient::connect_local(liar(answer)).await.expect("it greets");
+    let client = GuestClient::connect_local(liar(answer))
+        .await
+        .expect("it greets");
     let path = SandboxPath::new("x").expect("a path");
     let stat = tokio::time::timeout(Duration::from_secs(10), client.stat(&path)).await;
     stat.expect("an answer in time").expect_err("a lie").kind()
@@ -47,9 +51,15 @@ async fn a_lying_guest_makes_its_sandbox_unavailable() {
     for (what, answer) in [
         ("a short stat", frame(1, 73, &[0])),
         ("another kind of answer", frame(1, 72, &[])),
-        ("an unknown failure", frame(1, 66, &[200, 0, 0, 0, 0, 0, 0, 0, 0])),
+        (
+            "an unknown failure",
+            frame(1, 66, &[200, 0, 0, 0, 0, 0, 0, 0, 0]),
+        ),
         ("a frame that is too long", u32::MAX.to_le_bytes().repeat(3)),
-        ("a missing descriptor", [&frame(1, 75, &[0; 8])[..10], &[1, 0], &[0; 8]].concat()),
+        (
+            "a missing descriptor",
+            [&frame(1, 75, &[0; 8])[..10], &[1, 0], &[0; 8]].concat(),
+        ),
     ] {
         assert_eq!(ask(answer).await, ErrorKind::Unavailable, "{what}");
     }
@@ -61,9 +71,14 @@ async fn a_guest_that_starts_nothing_and_floods_is_cut_off() {
     for _ in 0..20_000 {
         flood.extend(frame(1, 69, b"x"));
     }
-    let client = GuestClient::connect_local(liar(flood)).await.expect("it greets");
+    let client = GuestClient::connect_local(liar(flood))
+        .await
+        .expect("it greets");
     let context = ExecContext::new(Env::new(), "/bin/sh");
-    let error = client.exec(&Cmd::argv(["true"]), context).await.expect_err("it did not start");
+    let error = client
+        .exec(&Cmd::argv(["true"]), context)
+        .await
+        .expect_err("it did not start");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 
