@@ -294,7 +294,7 @@ impl Shared {
             user: None,
             shm_bytes: SHARED_MEMORY,
             rlimits: default_rlimits(),
-            seccomp: seccomp::programs(false),
+            seccomp: vec![seccomp::program(false)],
             landlock: true,
             listener: false,
             cgroups: 0,
@@ -698,7 +698,7 @@ fn fill(setup: &mut Setup, spec: &ContainerSpec) -> Result<()> {
         });
     }
     if spec.binds.iter().any(|bind| bind.writable) {
-        setup.seccomp = seccomp::programs(true);
+        setup.seccomp = vec![seccomp::program(true)];
     }
     setup.workdir = workdir(spec).as_bytes().to_vec();
     setup.user = spec.user.as_ref().map(|user| user.to_string().into_bytes());
