@@ -15,6 +15,7 @@ mod streams;
 mod sys;
 mod tree;
 mod users;
+#[allow(dead_code, reason = "each side of the protocol uses its own half")]
 #[path = "../src/wire/mod.rs"]
 mod wire;
 

@@ -96,7 +96,7 @@ pub(crate) fn failure(connection: &Connection, payload: &[u8], operation: &str) 
             entry: path,
             reason: "it would be written outside of the directory".into(),
         },
-        Code::Io | Code::Unsupported | Code::Protocol => Error::io(
+        Code::Io | Code::Protocol => Error::io(
             format!("{operation} ({path})"),
             io::Error::from_raw_os_error(if failure.errno == 0 { 5 } else { failure.errno }),
         ),

@@ -108,11 +108,6 @@ impl<'a> Decoder<'a> {
             .collect()
     }
 
-    /// Everything that is left.
-    pub(crate) fn rest(&mut self) -> &'a [u8] {
-        std::mem::take(&mut self.0)
-    }
-
     /// The payload must have been used up.
     pub(crate) fn end(&self) -> Result<(), Malformed> {
         if self.0.is_empty() {

@@ -188,11 +188,10 @@ pub(crate) enum Code {
     ConnectionRefused = 13,
     InvalidArchive = 14,
     Io = 15,
-    Unsupported = 16,
-    Protocol = 17,
+    Protocol = 16,
 }
 
-const CODES: [Code; 17] = [
+const CODES: [Code; 16] = [
     Code::NotFound,
     Code::NotADirectory,
     Code::IsADirectory,
@@ -208,7 +207,6 @@ const CODES: [Code; 17] = [
     Code::ConnectionRefused,
     Code::InvalidArchive,
     Code::Io,
-    Code::Unsupported,
     Code::Protocol,
 ];
 
