@@ -154,6 +154,8 @@ fn prepare_process() -> Sys<()> {
         // SIGKILL and SIGSTOP refuse; they have no disposition to reset.
         let _ = sys::ignore_signal(signal, false);
     }
+    // Executed through a descriptor, it would be named like its number.
+    sys::set_name(c"sandbox-init")?;
     sys::set_signal_mask(0)?;
     sys::umask(0o022);
     sys::prctl(sys::PR_SET_PDEATHSIG, sys::SIGKILL as usize)?;

@@ -493,4 +493,29 @@ mod tests {
             "nothing above the mount"
         );
     }
+
+    #[test]
+    fn limits_are_written_in_the_words_of_each_version() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = Limits {
+            memory: Some(64 << 20),
+            cpus: Some(1.5),
+            pids: Some(10),
+            disk: None,
+        };
+        let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
+        for version in [Version::One, Version::Two] {
+            for controller in Controller::ALL {
+                set_limit(directory.path(), version, controller, &limits).unwrap();
+            }
+        }
+        assert_eq!(
+            (read("memory.max"), read("memory.swap.max")),
+            ("67108864".into(), "0".into())
+        );
+        assert_eq!(read("cpu.max"), "150000 100000");
+        assert_eq!(read("memory.limit_in_bytes"), "67108864");
+        assert_eq!(read("cpu.cfs_quota_us"), "150000");
+        assert_eq!(read("pids.max"), (10 + crate::OWN_PROCESSES).to_string());
+    }
 }

@@ -124,6 +124,25 @@ pub(crate) fn outside(mark: &str) -> Vec<u32> {
     found
 }
 
+/// Children of a process whose second argument is `mode`.
+pub(crate) fn children(parent: u32, mode: &str) -> Vec<u32> {
+    let of_parent = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        after.split_whitespace().nth(1) == Some(&parent.to_string())
+    };
+    outside(mode).into_iter().filter(of_parent).collect()
+}
+
+/// Kills one process by its number.
+pub(crate) fn kill(pid: u32) {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+        .expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+}
+
 #[tokio::test]
 #[ignore = "a process that other tests start"]
 async fn as_a_process() {
@@ -144,6 +163,41 @@ async fn as_a_process() {
                 "layers",
                 format!("usable {}; {}", report.usable, layers.join("; ")),
             );
+        }
+        "nursery" => {
+            let native = builder.build().await.expect("a backend");
+            let first = native.create(spec("first")).await.expect("a sandbox");
+            let mut running = native
+                .exec(&first, Cmd::argv(["sleep", "3600"]))
+                .await
+                .expect("a command");
+            let nurseries = children(std::process::id(), "nursery");
+            say("nurseries", nurseries.len());
+            for pid in nurseries {
+                kill(pid);
+            }
+            let bound = Duration::from_secs(10);
+            let result = tokio::time::timeout(bound, running.wait())
+                .await
+                .expect("a result");
+            say(
+                "unavailable",
+                result
+                    .error
+                    .is_some_and(|error| error.kind() == ErrorKind::Unavailable),
+            );
+            let error = native
+                .exec(&first, Cmd::argv(["true"]))
+                .await
+                .expect_err("no sandbox, no command");
+            say("next", format!("{:?}", error.kind()));
+            native.destroy(&first).await.expect("destroyed");
+            let second = native
+                .create(spec("second"))
+                .await
+                .expect("another sandbox");
+            native.destroy(&second).await.expect("destroyed");
+            say("second", "made");
         }
         "filtered" => {
             forbid_namespaces();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sandbox_core::{Backend, Cmd, EndedBy, ErrorKind, Lifetime, SandboxId};
 use sandbox_native::{Builder, Native};
 
-use crate::helper::{Running, helper, outside};
+use crate::helper::{Running, answers, children, helper, kill, outside};
 use crate::support::{State, eventually, output, spec};
 
 /// The rule's own bound.
@@ -101,10 +101,7 @@ async fn a_killed_host_and_janitor_are_cleaned_up_after_by_the_next() {
     let mark = host.answers["mark"].clone();
     let janitors = children(host.child.id(), "janitor");
     assert_eq!(janitors.len(), 1, "{janitors:?}");
-    for pid in janitors {
-        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    }
+    janitors.into_iter().for_each(kill);
     host.child.kill().unwrap();
     host.child.wait().unwrap();
     assert!(
@@ -117,16 +114,6 @@ async fn a_killed_host_and_janitor_are_cleaned_up_after_by_the_next() {
     );
     drop(state.native().await);
     assert_eq!(state.leftovers(), Vec::<PathBuf>::new());
-}
-
-/// Children of a process whose second argument is `mode`.
-fn children(parent: u32, mode: &str) -> Vec<u32> {
-    let of_parent = |pid: &u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        after.split_whitespace().nth(1) == Some(&parent.to_string())
-    };
-    outside(mode).into_iter().filter(of_parent).collect()
 }
 
 fn cgroups_of_sandboxes() -> BTreeSet<PathBuf> {
@@ -143,6 +130,15 @@ fn cgroups_of_sandboxes() -> BTreeSet<PathBuf> {
         }
     }
     found
+}
+
+#[test]
+fn a_killed_nursery_takes_its_sandboxes_along_and_is_replaced() {
+    let said = answers(&mut helper("nursery", &State::new().path(), &[]));
+    assert_eq!(said["nurseries"], "1", "{said:?}");
+    assert_eq!(said["unavailable"], "true", "{said:?}");
+    assert_eq!(said["next"], "Unavailable", "{said:?}");
+    assert_eq!(said["second"], "made", "{said:?}");
 }
 
 #[tokio::test]
