@@ -199,3 +199,55 @@ async fn no_set_uid_file_can_be_left_in_a_directory_of_the_host() {
     }
     native.destroy(&handle).await.unwrap();
 }
+
+#[tokio::test]
+async fn descriptors_that_the_host_leaks_do_not_arrive() {
+    // Without close-on-exec, as a careless program opens them: the host's root in many places (CVE-2024-21626).
+    let root = std::fs::File::open("/").expect("the root");
+    let leaked: Vec<_> = (0..40)
+        .map(|_| rustix::io::dup(&root).expect("a descriptor"))
+        .collect();
+    let state = State::new();
+    let native = state.native().await;
+    let handle = native.create(spec("leaky")).await.unwrap();
+    let listing = output(&native, &handle, "ls /proc/self/fd | wc -l").await;
+    // 0, 1, 2, and the listing's own.
+    assert_eq!(listing.trim(), "4");
+    for fd in [7, 20, 40] {
+        let command = Cmd::argv(["pwd"])
+            .cwd(format!("/proc/self/fd/{fd}"))
+            .unwrap();
+        let refused = match native.exec(&handle, command).await {
+            Err(_) => true,
+            Ok(mut execution) => !execution.wait().await.success(),
+        };
+        assert!(refused, "descriptor {fd} was a working directory");
+    }
+    drop(leaked);
+    native.destroy(&handle).await.unwrap();
+}
+
+#[tokio::test]
+async fn two_sandboxes_see_nothing_of_each_other() {
+    let state = State::new();
+    let native = state.native().await;
+    let (a, b) = (
+        native.create(spec("a")).await.unwrap(),
+        native.create(spec("b")).await.unwrap(),
+    );
+    let mark = format!("3603.{}", std::process::id());
+    let script = format!(
+        "echo x | tee /dev/shm/f /tmp/f /var/tmp/f /work/f /root/f > /dev/null; \
+         python3 -c 'import socket, time; s = socket.socket(socket.AF_UNIX); s.bind(\"\\0mine\"); s.listen(); time.sleep({mark})'"
+    );
+    let mut running = native.exec(&a, Cmd::shell(script)).await.unwrap();
+    let listening = "until grep -q '@mine' /proc/net/unix; do sleep 0.01; done; echo there";
+    assert_eq!(output(&native, &a, listening).await, "there\n");
+    let look = "ls /dev/shm /tmp /var/tmp /work /root | grep -c f; grep -c '@mine' /proc/net/unix; \
+                cat /proc/[0-9]*/comm | grep -c python3; true";
+    assert_eq!(output(&native, &b, look).await, "0\n0\n0\n");
+    running.kill();
+    let _ = running.wait().await;
+    native.destroy(&a).await.unwrap();
+    native.destroy(&b).await.unwrap();
+}
