@@ -21,13 +21,16 @@ const GRACE_TICK: u64 = 20;
 
 /// A command whose tree may be alive.
 pub(crate) struct Exec {
-    pub(crate) monitor: Monitor,
+    /// Absent once it has nothing to watch any more and watches for another command.
+    monitor: Option<Monitor>,
+    /// What the monitor had reported when it went.
+    last: Last,
     /// The monitor was killed by the payload; the guest itself is now the parent of what it watched.
     lost: bool,
     /// The exit of the direct process, if the guest had to wait for it itself.
     own_wait: Option<sys::Waited>,
-    /// The monitor has been waited for, so that its memory is no longer used.
-    pub(crate) reaped: bool,
+    /// The monitor's process has been waited for.
+    reaped: bool,
     pub(crate) started_sent: bool,
     pub(crate) exited_sent: bool,
     pub(crate) gone_sent: bool,
@@ -38,6 +41,14 @@ pub(crate) struct Exec {
     described: Described,
     /// The terminal's master side.
     pub(crate) terminal: Option<OwnedFd>,
+}
+
+#[derive(Default, Clone, Copy)]
+struct Last {
+    state: u32,
+    pid: i32,
+    waited: sys::Waited,
+    background: bool,
 }
 
 /// What a failure names.
@@ -67,10 +78,10 @@ impl Exec {
         request: &ExecRequest,
         passed: VecDeque<OwnedFd>,
         files: &Files,
-        notify: Fd,
         null: Fd,
         wanted: &UserSpec,
         user: Option<&User>,
+        monitors: &mut Monitors,
     ) -> Outcome<(Exec, Ends)> {
         let named = user_text(wanted);
         let user = user.ok_or_else(|| failure(Code::UserNotFound, 0, named.as_bytes()))?;
@@ -88,16 +99,19 @@ impl Exec {
         } else {
             framed_streams(request, null, &mut child_side, &mut ends)?
         };
-        let plan = plan(request, user, files, stdio, terminal.is_some(), notify)?;
-        let monitor = Monitor::start(plan)
+        let plan = plan(request, user, files, stdio, terminal.is_some())?;
+        let mut monitor = monitors
+            .take()
             .map_err(|error| failure(Code::Io, error.0, b"starting a process"))?;
+        monitor.run(plan);
         let described = Described {
             program: request.argv[0].clone(),
             cwd: files.cwd(&request.cwd),
             user: named,
         };
         let exec = Exec {
-            monitor,
+            monitor: Some(monitor),
+            last: Last::default(),
             lost: false,
             own_wait: None,
             reaped: false,
@@ -115,7 +129,10 @@ impl Exec {
 
     /// How far the command has come, as the monitor or the guest itself knows.
     pub(crate) fn state(&self) -> u32 {
-        let state = self.monitor.report().state.load(Ordering::Acquire);
+        let state = match &self.monitor {
+            Some(monitor) => monitor.report().state.load(Ordering::Acquire),
+            None => self.last.state,
+        };
         if self.lost && self.own_wait.is_some() {
             state.max(monitor::EXITED)
         } else {
@@ -124,7 +141,10 @@ impl Exec {
     }
 
     pub(crate) fn pid(&self) -> i32 {
-        self.monitor.report().pid.load(Ordering::Relaxed)
+        match &self.monitor {
+            Some(monitor) => monitor.report().pid.load(Ordering::Acquire),
+            None => self.last.pid,
+        }
     }
 
     /// The child has its own copies of its descriptors, or never will.
@@ -134,7 +154,10 @@ impl Exec {
 
     /// Why the start failed, in the contract's terms.
     pub(crate) fn start_failure(&self) -> Failure {
-        let report = self.monitor.report();
+        let Some(monitor) = &self.monitor else {
+            return failure(Code::Io, 0, b"starting a process");
+        };
+        let report = monitor.report();
         let error = sys::Errno(report.errno.load(Ordering::Relaxed));
         let Described { program, cwd, user } = &self.described;
         match report.step.load(Ordering::Relaxed) {
@@ -143,7 +166,7 @@ impl Exec {
             monitor::STEP_EXEC => match error {
                 sys::E2BIG => failure(Code::ArgumentsTooLong, error.0, program),
                 // The file is there, so what is missing is the interpreter that it names.
-                sys::ENOENT if self.monitor.plan().programs.iter().any(exists) => {
+                sys::ENOENT if monitor.programs().iter().any(exists) => {
                     failure(Code::NotExecutable, error.0, program)
                 }
                 sys::ENOENT => failure(Code::ProgramNotFound, error.0, program),
@@ -154,13 +177,23 @@ impl Exec {
     }
 
     fn reported(&self) -> sys::Waited {
-        let report = self.monitor.report();
+        let Some(monitor) = &self.monitor else {
+            return self.last.waited;
+        };
+        let report = monitor.report();
         sys::Waited {
             pid: 0,
             status: report.status.load(Ordering::Relaxed),
             user_us: report.user_us.load(Ordering::Relaxed),
             system_us: report.system_us.load(Ordering::Relaxed),
             peak_kib: report.peak_kib.load(Ordering::Relaxed),
+        }
+    }
+
+    fn background(&self) -> bool {
+        match &self.monitor {
+            Some(monitor) => monitor.report().background.load(Ordering::Relaxed) != 0,
+            None => self.last.background,
         }
     }
 
@@ -174,7 +207,7 @@ impl Exec {
             } else {
                 (waited.status >> 8) as u8
             },
-            background: self.monitor.report().background.load(Ordering::Relaxed) != 0,
+            background: self.background(),
             user_us: waited.user_us,
             system_us: waited.system_us,
             peak_kib: waited.peak_kib,
@@ -184,29 +217,35 @@ impl Exec {
     }
 
     /// The guest has waited for a child that may be this command's monitor or, if that was killed, its direct process.
-    pub(crate) fn waited(&mut self, waited: sys::Waited) -> bool {
-        if waited.pid == self.monitor.pid && !self.reaped {
+    pub(crate) fn waited(&mut self, waited: sys::Waited, monitors: &mut Monitors) -> bool {
+        let watching = self.monitor.as_ref().filter(|_| !self.reaped);
+        if let Some(monitor) = watching.filter(|monitor| monitor.pid == waited.pid) {
+            let report = monitor.report();
+            let state = report.state.load(Ordering::Acquire);
+            let ended = report.ended.load(Ordering::Acquire);
+            let nothing_started = report.pid.load(Ordering::Acquire) == 0;
             self.reaped = true;
-            let report = self.monitor.report();
-            self.lost = !matches!(
-                report.state.load(Ordering::Acquire),
-                monitor::FAILED | monitor::GONE
-            );
-            if self.lost && report.ended.load(Ordering::Acquire) {
+            if matches!(state, monitor::FAILED | monitor::GONE) {
+                return true;
+            }
+            if nothing_started && self.start_again(monitors) {
+                return true;
+            }
+            self.lost = true;
+            if ended {
                 // It had seen the exit before.
                 self.own_wait = Some(sys::Waited {
                     pid: self.pid(),
                     ..self.reported()
                 });
-            } else if self.lost && self.pid() == 0 {
-                // Killed before it could start anything.
+            } else if nothing_started {
                 self.own_wait = Some(sys::Waited {
                     status: sys::SIGKILL,
                     ..waited
                 });
             }
-            if self.lost && report.state.load(Ordering::Acquire) < monitor::RUNNING {
-                report.state.store(monitor::RUNNING, Ordering::Release);
+            if state < monitor::RUNNING {
+                self.set_state(monitor::RUNNING);
             }
             true
         } else if self.lost && self.own_wait.is_none() && waited.pid == self.pid() {
@@ -217,14 +256,52 @@ impl Exec {
         }
     }
 
+    /// The monitor was killed while it waited for a command, before it had this one: another takes it on.
+    fn start_again(&mut self, monitors: &mut Monitors) -> bool {
+        let plan = self.monitor.take().and_then(Monitor::ended);
+        let (Some(plan), Ok(mut monitor)) = (plan, monitors.take()) else {
+            return false;
+        };
+        monitor.run(plan);
+        self.monitor = Some(monitor);
+        self.reaped = false;
+        true
+    }
+
+    fn set_state(&mut self, state: u32) {
+        match &self.monitor {
+            Some(monitor) => monitor.report().state.store(state, Ordering::Release),
+            None => self.last.state = state,
+        }
+    }
+
+    /// Lets a monitor that has nothing to watch any more watch for another command.
+    pub(crate) fn give_back_monitor(&mut self, monitors: &mut Monitors) {
+        if self.lost || !matches!(self.state(), monitor::FAILED | monitor::GONE) {
+            return;
+        }
+        self.last = Last {
+            state: self.state(),
+            pid: self.pid(),
+            waited: self.reported(),
+            background: self.background(),
+        };
+        if let Some(monitor) = self.monitor.take() {
+            if self.reaped {
+                monitor.ended();
+            } else {
+                monitors.give_back(monitor);
+            }
+        }
+    }
+
     /// Whether nothing of the command is left to look after.
     pub(crate) fn is_over(&self) -> bool {
-        self.reaped
-            && if self.lost {
-                self.own_wait.is_some()
-            } else {
-                self.state() == monitor::GONE
-            }
+        if self.lost {
+            self.own_wait.is_some()
+        } else {
+            self.state() == monitor::GONE
+        }
     }
 
     pub(crate) fn is_ending(&self) -> bool {
@@ -275,10 +352,7 @@ impl Exec {
         }
         if self.lost && self.own_wait.is_some() && self.tree(processes).is_empty() {
             // No monitor is left to say so.
-            self.monitor
-                .report()
-                .state
-                .store(monitor::GONE, Ordering::Release);
+            self.set_state(monitor::GONE);
         }
         Some(next)
     }
@@ -302,10 +376,76 @@ impl Exec {
     }
 
     fn tree(&self, processes: &Processes) -> Vec<i32> {
-        match (self.lost, self.reaped) {
-            (true, _) => processes.orphans(),
-            (false, true) => Vec::new(),
-            (false, false) => processes.below(self.monitor.pid),
+        match &self.monitor {
+            _ if self.lost => processes.orphans(),
+            Some(monitor) if !self.reaped => processes.below(monitor.pid),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        // A monitor whose process may still run is leaked: it uses its memory.
+        if let Some(monitor) = self.monitor.take_if(|_| self.reaped) {
+            monitor.ended();
+        }
+    }
+}
+
+/// Monitors that wait for a command.
+pub(crate) struct Monitors {
+    notify: Fd,
+    resting: Vec<Monitor>,
+    /// Told to end, kept until they have.
+    dismissed: Vec<Monitor>,
+    /// The processes of all monitors, also those that watch.
+    pub(crate) pids: Vec<i32>,
+}
+
+impl Monitors {
+    /// How many wait at most: starting one costs little, and an idle sandbox should have few processes.
+    const RESTING: usize = 2;
+
+    /// `notify` becomes readable when a monitor has something to report.
+    pub(crate) fn new(notify: Fd) -> Self {
+        Monitors {
+            notify,
+            resting: Vec::new(),
+            dismissed: Vec::new(),
+            pids: Vec::new(),
+        }
+    }
+
+    fn take(&mut self) -> sys::Sys<Monitor> {
+        if let Some(monitor) = self.resting.pop() {
+            return Ok(monitor);
+        }
+        let monitor = Monitor::start(self.notify)?;
+        self.pids.push(monitor.pid);
+        Ok(monitor)
+    }
+
+    fn give_back(&mut self, mut monitor: Monitor) {
+        if self.resting.len() < Self::RESTING {
+            monitor.rest();
+            self.resting.push(monitor);
+        } else {
+            monitor.dismiss();
+            self.dismissed.push(monitor);
+        }
+    }
+
+    /// The guest has waited for a child that may be a monitor with nothing to watch.
+    pub(crate) fn waited(&mut self, waited: sys::Waited) {
+        self.pids.retain(|pid| *pid != waited.pid);
+        for monitors in [&mut self.resting, &mut self.dismissed] {
+            if let Some(at) = monitors
+                .iter()
+                .position(|monitor| monitor.pid == waited.pid)
+            {
+                monitors.remove(at).ended();
+            }
         }
     }
 }
@@ -382,7 +522,6 @@ fn plan(
     files: &Files,
     stdio: [Fd; 3],
     terminal: bool,
-    notify: Fd,
 ) -> Outcome<Plan> {
     let c_string = |bytes: &[u8]| {
         CString::new(bytes).map_err(|_| failure(Code::Protocol, 0, b"a NUL byte in a command"))
@@ -428,7 +567,6 @@ fn plan(
             .iter()
             .map(|entry| c_string(entry))
             .collect::<Outcome<_>>()?,
-        notify,
     })
 }
 

@@ -15,7 +15,11 @@ mod streams;
 mod sys;
 mod tree;
 mod users;
-#[allow(dead_code, reason = "each side of the protocol uses its own half")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each side of the protocol uses its own half; the library re-exports some of it"
+)]
 #[path = "../src/wire/mod.rs"]
 mod wire;
 

@@ -2,16 +2,19 @@
 //!
 //! Why: a command can be ended whole only if all its descendants can be found, whatever they do (`setsid`, double fork, closed
 //! descriptors, a scrubbed environment). With a subreaper of its own, every orphan of the command's tree stays below the monitor.
-//! `CLONE_VM` makes it nearly free: no page table is copied, and the report is a few atomic stores.
+//! `CLONE_VM` makes it nearly free: no page table is copied, and the report is a few atomic stores. When the tree has ended, the
+//! monitor waits for the next command.
 //!
 //! What runs in [`monitor`] and [`child`] shares memory and the allocator with the guest's only thread. So both use raw system
 //! calls alone: no allocation, no locks, no thread-local state, no panic.
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::ffi::CString;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use crate::sys::{self, Errno, Fd, Sys};
+use crate::sys::{self, Errno, Fd, OwnedFd, Sys};
 
 // How far a command has come; only ever grows, from 0.
 pub(crate) const RUNNING: u32 = 1;
@@ -46,6 +49,21 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    /// For the next command.
+    fn reset(&self) {
+        for number in [&self.pid, &self.errno, &self.status] {
+            number.store(0, Ordering::Relaxed);
+        }
+        for number in [&self.step, &self.background] {
+            number.store(0, Ordering::Relaxed);
+        }
+        for number in [&self.user_us, &self.system_us, &self.peak_kib] {
+            number.store(0, Ordering::Relaxed);
+        }
+        self.ended.store(false, Ordering::Relaxed);
+        self.state.store(0, Ordering::Release);
+    }
+
     /// A step failed, in the child or in the monitor.
     fn fail(&self, step: u32, error: Errno) {
         self.step.store(step, Ordering::Relaxed);
@@ -66,28 +84,64 @@ pub(crate) struct Plan {
     pub(crate) programs: Vec<CString>,
     pub(crate) argv: Vec<CString>,
     pub(crate) env: Vec<CString>,
-    /// Becomes readable when the report has changed.
-    pub(crate) notify: Fd,
 }
 
-/// A started monitor. It must be kept until its process has been waited for.
+/// A started monitor.
 pub(crate) struct Monitor {
     pub(crate) pid: i32,
-    shared: Box<Shared>,
+    /// Leaked unless the process is known to have ended ([`Monitor::ended`]): it uses this memory until then.
+    shared: ManuallyDrop<Box<Shared>>,
 }
 
 struct Shared {
     report: Report,
-    plan: Plan,
-    argv: Vec<*const u8>,
-    env: Vec<*const u8>,
+    /// Becomes readable when the report has changed.
+    notify: Fd,
+    /// Becomes readable when there is a job.
+    wake: OwnedFd,
+    /// Written by the guest while the monitor waits on `wake`, read by the monitor and its child until they store `FAILED` or `GONE`.
+    job: UnsafeCell<Option<Job>>,
     child_stack: *mut u8,
     /// Stacks of the monitor and of the child until its exec; only the pages that are touched exist.
     _stacks: Vec<u8>,
 }
 
+/// A plan with the arrays that `execve` takes.
+struct Job {
+    plan: Plan,
+    argv: Vec<*const u8>,
+    env: Vec<*const u8>,
+}
+
 impl Monitor {
-    pub(crate) fn start(plan: Plan) -> Sys<Monitor> {
+    /// Starts a monitor, which waits for its first command.
+    pub(crate) fn start(notify: Fd) -> Sys<Monitor> {
+        let mut stacks = Vec::with_capacity(2 * STACK + 16);
+        let base: *mut u8 = stacks.as_mut_ptr();
+        // Down from the aligned end of each half.
+        let aligned = base.wrapping_add(base.align_offset(16));
+        let (middle, top) = (aligned.wrapping_add(STACK), aligned.wrapping_add(2 * STACK));
+        let mut shared = Box::new(Shared {
+            report: Report::default(),
+            notify,
+            wake: sys::eventfd(false)?,
+            job: UnsafeCell::new(None),
+            child_stack: middle,
+            _stacks: stacks,
+        });
+        let argument = std::ptr::from_mut(&mut *shared).cast::<u8>();
+        let flags = sys::CLONE_VM | sys::CLONE_FILES | sys::SIGCHLD as usize;
+        // SAFETY: the upper half of the stacks is the monitor's alone, ends 16-byte aligned, and lives as long as `shared`, which is
+        // not freed before the monitor has been waited for; `monitor` is written for shared memory.
+        let pid = unsafe { sys::clone_onto(flags, top, monitor, argument)? };
+        Ok(Monitor {
+            pid,
+            shared: ManuallyDrop::new(shared),
+        })
+    }
+
+    /// Gives a waiting monitor (new, or whose last command has `FAILED` or is `GONE`) a command.
+    pub(crate) fn run(&mut self, plan: Plan) {
         let pointers = |strings: &[CString]| {
             let end = std::iter::once(std::ptr::null());
             strings
@@ -96,39 +150,55 @@ impl Monitor {
                 .chain(end)
                 .collect::<Vec<_>>()
         };
-        let mut stacks = Vec::with_capacity(2 * STACK + 16);
-        let base: *mut u8 = stacks.as_mut_ptr();
-        // Down from the aligned end of each half.
-        let aligned = base.wrapping_add(base.align_offset(16));
-        let (middle, top) = (aligned.wrapping_add(STACK), aligned.wrapping_add(2 * STACK));
-        let mut shared = Box::new(Shared {
-            report: Report::default(),
+        let job = Job {
             argv: pointers(&plan.argv),
             env: pointers(&plan.env),
             plan,
-            child_stack: middle,
-            _stacks: stacks,
-        });
-        let argument = std::ptr::from_mut(&mut *shared).cast::<u8>();
-        let flags = sys::CLONE_VM | sys::CLONE_FILES | sys::SIGCHLD as usize;
-        // SAFETY: the upper half of the stacks is the monitor's alone, ends 16-byte aligned, and lives as long as `shared`, which
-        // is kept until the monitor has been waited for; `monitor` is written for shared memory.
-        let pid = unsafe { sys::clone_onto(flags, top, monitor, argument)? };
-        Ok(Monitor { pid, shared })
+        };
+        // SAFETY: the monitor waits: it does not look at the job before it is woken below.
+        unsafe { *self.shared.job.get() = Some(job) };
+        self.shared.report.reset();
+        // The counter cannot overflow: it is read before the next job.
+        let _ = sys::write(self.shared.wake.raw(), &1u64.to_ne_bytes());
+    }
+
+    /// Frees what the last command needed; the monitor waits for the next.
+    pub(crate) fn rest(&mut self) {
+        // SAFETY: as in `run`.
+        unsafe { *self.shared.job.get() = None };
+    }
+
+    /// Ends a waiting monitor. It must be kept until it has been waited for.
+    pub(crate) fn dismiss(&mut self) {
+        self.rest();
+        let _ = sys::write(self.shared.wake.raw(), &1u64.to_ne_bytes());
+    }
+
+    /// Its process has been waited for: nobody uses its memory any more. Gives back the plan that it had.
+    pub(crate) fn ended(mut self) -> Option<Plan> {
+        // SAFETY: `self` is consumed, so that it is taken out once.
+        let shared = unsafe { ManuallyDrop::take(&mut self.shared) };
+        shared.job.into_inner().map(|job| job.plan)
     }
 
     pub(crate) fn report(&self) -> &Report {
         &self.shared.report
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.shared.plan
+    /// The paths that were tried.
+    pub(crate) fn programs(&self) -> &[CString] {
+        // SAFETY: only this side writes the job, through `&mut self`.
+        unsafe {
+            (*self.shared.job.get())
+                .as_ref()
+                .map_or(&[], |job| &job.plan.programs)
+        }
     }
 }
 
 /// Tells the guest that the report has changed. The counter cannot overflow; a failure could not be told to anybody.
 fn notify(shared: &Shared) {
-    let _ = sys::write(shared.plan.notify, &1u64.to_ne_bytes());
+    let _ = sys::write(shared.notify, &1u64.to_ne_bytes());
 }
 
 /// # Safety
@@ -136,10 +206,31 @@ fn notify(shared: &Shared) {
 unsafe extern "C" fn monitor(argument: *mut u8) -> ! {
     // SAFETY: the guest keeps it until this process has been waited for.
     let shared = unsafe { &*argument.cast::<Shared>() };
-    let report = &shared.report;
     // The guest blocks all signals, so the payload cannot end the monitor with anything but KILL (and the guest notices that).
     let _ = sys::prctl(sys::PR_SET_PDEATHSIG, sys::SIGKILL as usize);
     let _ = sys::prctl(sys::PR_SET_CHILD_SUBREAPER, 1);
+    loop {
+        let woken = sys::read(shared.wake.raw(), &mut [0; 8]);
+        // SAFETY: the guest has written the job before it woke this process, and leaves it alone until the end is reported.
+        let job = unsafe { (*shared.job.get()).is_some() };
+        if woken.is_err() || !job {
+            sys::exit(0);
+        }
+        // SAFETY: this is the monitor, and there is a job.
+        let end = unsafe { watch(argument) };
+        shared.report.state.store(end, Ordering::Release);
+        notify(shared);
+    }
+}
+
+/// Runs one command and waits for its whole tree: `FAILED` or `GONE`.
+///
+/// # Safety
+/// Called by [`monitor`] with its `Shared`, which has a job.
+unsafe fn watch(argument: *mut u8) -> u32 {
+    // SAFETY: the guest keeps it until this process has been waited for.
+    let shared = unsafe { &*argument.cast::<Shared>() };
+    let report = &shared.report;
     let flags = sys::CLONE_VM | sys::CLONE_VFORK | sys::SIGCHLD as usize;
     // SAFETY: the lower half of the stacks is the child's alone; CLONE_VFORK suspends this process until the child has executed
     // or ended; `child` is written for shared memory.
@@ -147,23 +238,17 @@ unsafe extern "C" fn monitor(argument: *mut u8) -> ! {
         Ok(pid) => pid,
         Err(error) => {
             report.fail(STEP_PROCESS, error);
-            0
+            return FAILED;
         }
     };
     if report.step.load(Ordering::Relaxed) != 0 {
-        if child > 0 {
-            let _ = sys::wait4(child, 0);
-        }
-        finish(shared, FAILED);
+        let _ = sys::wait4(child, 0);
+        return FAILED;
     }
     report.state.store(RUNNING, Ordering::Release);
     notify(shared);
-    loop {
-        // Looked at before it is reaped: were the monitor killed in between, nobody could tell the status any more.
-        let ended = match sys::peek_ended_child() {
-            Ok(ended) => ended,
-            Err(_) => finish(shared, GONE),
-        };
+    // Looked at before it is reaped: were the monitor killed in between, nobody could tell the status any more.
+    while let Ok(ended) = sys::peek_ended_child() {
         if ended.pid == child {
             report.status.store(ended.status, Ordering::Relaxed);
             report.user_us.store(ended.user_us, Ordering::Relaxed);
@@ -181,20 +266,15 @@ unsafe extern "C" fn monitor(argument: *mut u8) -> ! {
                     Err(_) => break false,
                 }
             };
-            report.background.store(u32::from(more), Ordering::Relaxed);
             if !more {
-                finish(shared, GONE);
+                break;
             }
+            report.background.store(u32::from(more), Ordering::Relaxed);
             report.state.store(EXITED, Ordering::Release);
             notify(shared);
         }
     }
-}
-
-fn finish(shared: &Shared, state: u32) -> ! {
-    shared.report.state.store(state, Ordering::Release);
-    notify(shared);
-    sys::exit(0)
+    GONE
 }
 
 /// Becomes the command.
@@ -204,16 +284,19 @@ fn finish(shared: &Shared, state: u32) -> ! {
 unsafe extern "C" fn child(argument: *mut u8) -> ! {
     // SAFETY: the guest keeps it until the monitor has been waited for.
     let shared = unsafe { &*argument.cast::<Shared>() };
-    let (step, error) = become_command(shared);
-    shared.report.fail(step, error);
+    // SAFETY: the guest leaves the job alone until the end is reported.
+    if let Some(job) = unsafe { &*shared.job.get() } {
+        let (step, error) = become_command(&shared.report, job);
+        shared.report.fail(step, error);
+    }
     sys::exit(127)
 }
 
 /// Returns only if it failed: at which step, and why.
-fn become_command(shared: &Shared) -> (u32, Errno) {
-    let plan = &shared.plan;
+fn become_command(report: &Report, job: &Job) -> (u32, Errno) {
+    let plan = &job.plan;
     // Told by the child itself: it may run, and kill the monitor, before the monitor could say.
-    shared.report.pid.store(sys::getpid(), Ordering::Release);
+    report.pid.store(sys::getpid(), Ordering::Release);
     let _ = sys::setsid();
     let [stdin, stdout, stderr] = plan.stdio;
     // The sources are all above 2: the guest keeps 0, 1 and 2 occupied.
@@ -248,7 +331,7 @@ fn become_command(shared: &Shared) -> (u32, Errno) {
     let mut result = sys::ENOENT;
     for program in &plan.programs {
         // SAFETY: both arrays end with a null pointer, and all their strings outlive the call.
-        match unsafe { sys::execve(program, shared.argv.as_ptr(), shared.env.as_ptr()) } {
+        match unsafe { sys::execve(program, job.argv.as_ptr(), job.env.as_ptr()) } {
             sys::ENOENT | sys::ENOTDIR => {}
             // As a shell looks further along PATH, and says at the end that it was not permitted.
             sys::EACCES => result = sys::EACCES,

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::exec::{self, Exec};
+use crate::exec::{self, Exec, Monitors};
 use crate::files::{Files, Outcome, Writer, failure};
 use crate::monitor;
 use crate::processes::Processes;
@@ -114,6 +114,7 @@ struct Server {
     detached: bool,
     ends_at: Option<u64>,
     files: Files,
+    monitors: Monitors,
     processes: Processes,
     users: Users,
     default_user: UserSpec,
@@ -198,12 +199,14 @@ impl Server {
         } else {
             None
         };
+        let reports = sys::eventfd(true)?;
         let mut server = Server {
             epoll: sys::epoll_create()?,
             targets: HashMap::new(),
             next_token: 0,
             signals: sys::signalfd(1 << (sys::SIGCHLD - 1))?,
-            reports: sys::eventfd()?,
+            monitors: Monitors::new(reports.raw()),
+            reports,
             null,
             listener: config.listener,
             connections: HashMap::new(),
@@ -656,7 +659,6 @@ impl Server {
         request: &ExecRequest,
         passed: VecDeque<OwnedFd>,
     ) -> Outcome<()> {
-        let (reports, null) = (self.reports.raw(), self.null.raw());
         let wanted = match &request.user {
             UserSpec::Default => &self.default_user,
             other => other,
@@ -666,12 +668,12 @@ impl Server {
             request,
             passed,
             &self.files,
-            reports,
-            null,
+            self.null.raw(),
             wanted,
             user.as_ref(),
+            &mut self.monitors,
         )?;
-        self.processes.monitors.push(exec.monitor.pid);
+        self.processes.monitors.clone_from(&self.monitors.pids);
         let mut operation = Operation::default();
         let credit = u64::from(WINDOW);
         let source = |fd| Source::new(fd, credit);
@@ -1288,13 +1290,6 @@ impl Server {
 
     // --- commands
 
-    fn execs(&mut self) -> impl Iterator<Item = &mut Exec> {
-        self.connections
-            .values_mut()
-            .flat_map(|connection| connection.execs.values_mut())
-            .chain(&mut self.abandoned)
-    }
-
     /// Waits for every child that has ended, and wakes monitors that the payload has stopped.
     fn reap(&mut self) {
         let mut ended = Vec::new();
@@ -1304,27 +1299,40 @@ impl Server {
             }
             if waited.status & 0xff != 0x7f {
                 ended.push(waited);
-            } else if self.processes.monitors.contains(&waited.pid) {
+            } else if self.monitors.pids.contains(&waited.pid) {
                 let _ = sys::kill(waited.pid, sys::SIGCONT);
             }
         }
         // Monitors first: only then is a direct process known to be the guest's to wait for.
-        let Processes { monitors, .. } = &self.processes;
-        ended.sort_by_key(|waited| !monitors.contains(&waited.pid));
+        ended.sort_by_key(|waited| !self.monitors.pids.contains(&waited.pid));
         for waited in ended {
-            self.processes.monitors.retain(|pid| *pid != waited.pid);
-            let _ = self.execs().any(|exec| exec.waited(waited));
+            self.monitors.waited(waited);
+            let Server {
+                connections,
+                abandoned,
+                monitors,
+                ..
+            } = self;
+            let _ = execs(connections, abandoned).any(|exec| exec.waited(waited, monitors));
         }
+        self.processes.monitors.clone_from(&self.monitors.pids);
     }
 
     /// Sends what the monitors have reported since the last time.
     fn collect_reports(&mut self) {
-        self.abandoned.retain_mut(|exec| {
+        let Server {
+            connections,
+            abandoned,
+            monitors,
+            ..
+        } = self;
+        abandoned.retain_mut(|exec| {
             exec.close_child_side();
-            !exec.is_over()
+            exec.give_back_monitor(monitors);
+            !exec.is_over() && exec.state() != monitor::FAILED
         });
-        let mut sends: Vec<(u32, u32, u8, Vec<u8>, Vec<OwnedFd>)> = Vec::new();
-        for (number, connection) in &mut self.connections {
+        let mut sends: Vec<Said> = Vec::new();
+        for (number, connection) in connections {
             let Connection {
                 execs, operations, ..
             } = connection;
@@ -1332,10 +1340,9 @@ impl Server {
                 let mut send = |kind, payload, fds| sends.push((*number, *id, kind, payload, fds));
                 let state = exec.state();
                 if state == monitor::FAILED {
-                    if exec.reaped {
-                        send(to_host::FAILED, exec.start_failure().encode(), Vec::new());
-                    }
-                    return !exec.reaped;
+                    send(to_host::FAILED, exec.start_failure().encode(), Vec::new());
+                    exec.give_back_monitor(monitors);
+                    return false;
                 }
                 let operation = operations.get(id);
                 if state >= monitor::RUNNING && !exec.started_sent {
@@ -1366,6 +1373,7 @@ impl Server {
                     exec.gone_sent = true;
                     send(to_host::GONE, Vec::new(), Vec::new());
                 }
+                exec.give_back_monitor(monitors);
                 !(exec.released && exec.is_over() && (!exec.is_ending() || exec.gone_sent))
             });
         }
@@ -1386,13 +1394,23 @@ impl Server {
             processes,
             ..
         } = self;
-        let all = connections
-            .values_mut()
-            .flat_map(|connection| connection.execs.values_mut());
-        all.chain(abandoned)
+        execs(connections, abandoned)
             .filter_map(|exec| exec.pursue(now, processes))
             .min()
     }
+}
+
+/// A frame that a report gives rise to: connection, id, kind, payload, descriptors.
+type Said = (u32, u32, u8, Vec<u8>, Vec<OwnedFd>);
+
+fn execs<'a>(
+    connections: &'a mut HashMap<u32, Connection>,
+    abandoned: &'a mut [Exec],
+) -> impl Iterator<Item = &'a mut Exec> {
+    connections
+        .values_mut()
+        .flat_map(|connection| connection.execs.values_mut())
+        .chain(abandoned)
 }
 
 /// Runs something with the rights of a user over files. If they cannot be taken on or given back, the sandbox ends: nothing may be

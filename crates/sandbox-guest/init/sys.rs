@@ -567,7 +567,11 @@ pub(crate) fn statx(dir: Fd, path: &CStr, flags: u32) -> Sys<Stat> {
     unsafe { call(nr::STATX, arguments)? };
     let word = |at: usize| {
         let value = buffer[at / 8];
-        (if at % 8 == 0 { value } else { value >> 32 }) as u32
+        (if at.is_multiple_of(8) {
+            value
+        } else {
+            value >> 32
+        }) as u32
     };
     Ok(Stat {
         mode: word(28) & 0xffff,
@@ -1070,14 +1074,14 @@ pub(crate) fn epoll_wait(epoll: Fd, events: &mut [EpollEvent], timeout_ms: i32) 
     }
 }
 
-pub(crate) fn eventfd() -> Sys<OwnedFd> {
+pub(crate) fn eventfd(nonblocking: bool) -> Sys<OwnedFd> {
+    let flags = if nonblocking {
+        O_CLOEXEC | O_NONBLOCK
+    } else {
+        O_CLOEXEC
+    };
     // SAFETY: no pointers.
-    unsafe {
-        owned(call(
-            nr::EVENTFD2,
-            [0, (O_CLOEXEC | O_NONBLOCK) as usize, 0, 0, 0, 0],
-        ))
-    }
+    unsafe { owned(call(nr::EVENTFD2, [0, flags as usize, 0, 0, 0, 0])) }
 }
 
 /// A descriptor that becomes readable when one of the (blocked) signals of the mask is pending.
@@ -1518,7 +1522,7 @@ pub(crate) fn install_filter(program: &[u8]) -> Sys<()> {
         .chunks_exact(8)
         .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap_or_default()))
         .collect();
-    if instructions.is_empty() || instructions.len() > 4096 || program.len() % 8 != 0 {
+    if instructions.is_empty() || instructions.len() > 4096 || !program.len().is_multiple_of(8) {
         return Err(EINVAL);
     }
     let description = [instructions.len(), instructions.as_ptr() as usize];

@@ -111,5 +111,5 @@ fn copy_mount(mount: &Mount) -> Result<Option<OwnedFd>, (Errno, String)> {
 
 /// With the mounts below it: an ordinary user may not look under them, so the kernel refuses anything less.
 fn copy(path: &[u8]) -> Sys<OwnedFd> {
-    sys::clone_mounts(sys::AT_FDCWD, &*c_string(path)?, true)
+    sys::clone_mounts(sys::AT_FDCWD, &c_string(path)?, true)
 }
