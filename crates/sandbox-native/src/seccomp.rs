@@ -4,7 +4,8 @@
 //! what programs know how to do without `ENOSYS`, sockets `EAFNOSUPPORT`. A foreign architecture kills.
 //!
 //! `ptrace` and reading another process's memory stay allowed, so that debuggers work: only processes of the same sandbox can be
-//! named, and its process 1 is protected by not being dumpable.
+//! named, and its process 1 is protected by not being dumpable. What needs only the same user id, such as setting a limit on process
+//! 1 that kills it, is denied here; process 1 makes its own such calls before the filter is there.
 //!
 //! It is one program that finds a call's rules by bisection. The kernel runs a filter once for every number of a call when it is
 //! installed; with a chain of comparisons that alone took a third of the time that making a sandbox takes.
@@ -241,8 +242,32 @@ fn forbidden(table: &mut Table, writable_binds: bool) {
         libc::EPERM,
         vec![other.into()],
     );
+    leave_process_one_alone(table);
     if writable_binds {
         no_set_id_files(table);
+    }
+}
+
+/// Process 1 may have the same user id as a command, which would let that starve it or have the kernel kill it. It has one thread,
+/// leads its own process group, and both have the number 1.
+fn leave_process_one_alone(table: &mut Table) {
+    for call in [
+        libc::SYS_prlimit64,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setattr,
+    ] {
+        deny(table, call, libc::EPERM, vec![vec![is(0, 1)]]);
+    }
+    // By process, by group, and all of a user at once. The kinds are counted from 0 in one call and from 1 in the other.
+    for (call, process) in [(libc::SYS_setpriority, 0), (libc::SYS_ioprio_set, 1)] {
+        let rules = vec![
+            vec![is(0, process), is(1, 1)],
+            vec![is(0, process + 1), is(1, 1)],
+            vec![is(0, process + 2)],
+        ];
+        deny(table, call, libc::EPERM, rules);
     }
 }
 
@@ -499,6 +524,30 @@ mod tests {
             answer(libc::SYS_socket, [16, 3, 9, 0, 0, 0]),
             errno(libc::EAFNOSUPPORT)
         );
+        for call in [
+            libc::SYS_prlimit64,
+            libc::SYS_sched_setaffinity,
+            libc::SYS_sched_setscheduler,
+            libc::SYS_sched_setparam,
+            libc::SYS_sched_setattr,
+        ] {
+            assert_eq!(answer(call, [1, 0, 0, 0, 0, 0]), errno(libc::EPERM));
+            assert_eq!(
+                answer(call, [0x1_0000_0001, 0, 0, 0, 0, 0]),
+                errno(libc::EPERM)
+            );
+            assert_eq!(answer(call, [0; 6]), ALLOW);
+        }
+        for (call, process) in [(libc::SYS_setpriority, 0), (libc::SYS_ioprio_set, 1)] {
+            for kind in process..process + 3 {
+                assert_eq!(answer(call, [kind, 1, 0, 0, 0, 0]), errno(libc::EPERM));
+            }
+            assert_eq!(answer(call, [process, 0, 0, 0, 0, 0]), ALLOW);
+            assert_eq!(
+                answer(call, [process + 2, 0, 0, 0, 0, 0]),
+                errno(libc::EPERM)
+            );
+        }
         assert_eq!(
             run(&program, 0x4000_0003, 20, [0; 6]),
             KILL_PROCESS,

@@ -128,6 +128,80 @@ fn doors() -> Vec<(String, Door)> {
         "/proc/1/fd",
         judge(fs::read_dir("/proc/1/fd").map(|_| "listed".into()), DENIED),
     );
+    let limit = [1u64, 1];
+    let limit = std::ptr::from_ref(&limit) as c_ulong;
+    for (name, resource) in [("cpu", libc::RLIMIT_CPU), ("files", libc::RLIMIT_NOFILE)] {
+        door(
+            &format!("a {name} limit for 1"),
+            refused(
+                libc::SYS_prlimit64,
+                &[1, resource as c_ulong, limit, 0],
+                DENIED,
+            ),
+        );
+    }
+    let zeros = [0u64; 16];
+    let zeros = std::ptr::from_ref(&zeros) as c_ulong;
+    let one_cpu = [1u64; 1];
+    for (name, number, arguments) in [
+        (
+            "affinity",
+            libc::SYS_sched_setaffinity,
+            [1, 8, std::ptr::from_ref(&one_cpu) as c_ulong],
+        ),
+        (
+            "scheduler",
+            libc::SYS_sched_setscheduler,
+            [1, libc::SCHED_IDLE as c_ulong, zeros],
+        ),
+        (
+            "scheduling parameter",
+            libc::SYS_sched_setparam,
+            [1, zeros, 0],
+        ),
+        (
+            "scheduling attributes",
+            libc::SYS_sched_setattr,
+            [1, zeros, 0],
+        ),
+        ("priority", libc::SYS_setpriority, [0, 1, 19]),
+        ("group's priority", libc::SYS_setpriority, [1, 1, 19]),
+        ("user's priority", libc::SYS_setpriority, [2, 0, 19]),
+        ("disk priority", libc::SYS_ioprio_set, [1, 1, 3 << 13]),
+        (
+            "group's disk priority",
+            libc::SYS_ioprio_set,
+            [2, 1, 3 << 13],
+        ),
+        (
+            "user's disk priority",
+            libc::SYS_ioprio_set,
+            [3, 0, 3 << 13],
+        ),
+    ] {
+        door(
+            &format!("the {name} of 1"),
+            refused(number, &arguments, DENIED),
+        );
+    }
+    for name in [
+        "oom_score_adj",
+        "autogroup",
+        "timerslack_ns",
+        "coredump_filter",
+    ] {
+        let path = format!("/proc/1/{name}");
+        // One of them can be opened by anybody, and refuses to be written.
+        let written = fs::write(&path, "1000").map(|()| format!("{path} was written"));
+        door(
+            &format!("{path} for writing"),
+            match written {
+                // Not every kernel has all of them.
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok("absent".into()),
+                other => judge(other, DENIED),
+            },
+        );
+    }
     door(
         "ptrace of 1",
         refused(
