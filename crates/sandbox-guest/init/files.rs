@@ -12,6 +12,9 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 /// Links that are followed before the path counts as a loop; the kernel's own number.
 const MAX_LINKS: usize = 40;
 
+/// The kernel's number for a `/proc`.
+const PROC: u64 = 0x9fa0;
+
 /// A failure with its path.
 pub(crate) fn failure(code: Code, errno: i32, detail: &[u8]) -> Failure {
     // A path beyond what a message needs is cut.
@@ -392,6 +395,17 @@ impl Writer {
     }
 
     fn in_place(place: &Place, path: &[u8]) -> Outcome<Writer> {
+        let seen = sys::openat(
+            place.dir.raw(),
+            &place.name,
+            sys::O_PATH | sys::O_NOFOLLOW,
+            0,
+        )
+        .map_err(|error| failed(error, path))?;
+        if sys::filesystem_magic(seen.raw()) == Ok(PROC) {
+            // `/proc/self` of the guest is the guest, not a process of the sandbox.
+            return Err(failure(Code::PermissionDenied, sys::EACCES.0, path));
+        }
         let flags =
             sys::O_WRONLY | sys::O_TRUNC | sys::O_NOFOLLOW | sys::O_NONBLOCK | sys::O_NOCTTY;
         let fd = sys::openat(place.dir.raw(), &place.name, flags, 0)

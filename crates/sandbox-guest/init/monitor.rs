@@ -319,7 +319,9 @@ fn become_command(report: &Report, job: &Job) -> (u32, Errno) {
         let changed = sys::setgroups(groups)
             .and_then(|()| sys::setresgid(*gid))
             .and_then(|()| sys::setresuid(*uid));
-        if let Err(error) = changed {
+        // The memory is still the guest's, and a change of ids may have made it traceable.
+        let hidden = sys::prctl(sys::PR_SET_DUMPABLE, 0).map(drop);
+        if let Err(error) = changed.and(hidden) {
             return (STEP_USER, error);
         }
     }

@@ -19,6 +19,8 @@ use crate::wire::message::{
 
 /// Output that may wait for a connection before its streams are left alone, in bytes.
 const CONGESTED: usize = 1 << 20;
+/// How long a listener rests that could not accept, in milliseconds.
+const LISTEN_PAUSE: u64 = 100;
 /// How long trees may take to end when the guest itself ends and is not process 1, in milliseconds.
 const LAST_WAIT: u64 = 2_000;
 
@@ -107,6 +109,8 @@ struct Server {
     reports: OwnedFd,
     null: OwnedFd,
     listener: Option<OwnedFd>,
+    /// When a listener that could not accept is asked again.
+    listen_again_at: Option<u64>,
     connections: HashMap<u32, Connection>,
     next_connection: u32,
     /// Commands whose connection is gone.
@@ -164,6 +168,11 @@ enum Body {
         credit: i64,
     },
     WriteTree(Applier),
+    /// A directory's entries, sent as credit allows.
+    List {
+        names: VecDeque<(u8, Vec<u8>)>,
+        credit: i64,
+    },
     /// A connection that is not there yet; whether it is passed when it is.
     Connecting {
         socket: OwnedFd,
@@ -209,6 +218,7 @@ impl Server {
             reports,
             null,
             listener: config.listener,
+            listen_again_at: None,
             connections: HashMap::new(),
             next_connection: 0,
             abandoned: Vec::new(),
@@ -236,7 +246,11 @@ impl Server {
         let mut busy = false;
         loop {
             let now = sys::now_ms();
-            let next = next_look.into_iter().chain(self.ends_at).min();
+            let next = next_look
+                .into_iter()
+                .chain(self.ends_at)
+                .chain(self.listen_again_at)
+                .min();
             let timeout = match (busy, next) {
                 (true, _) => 0,
                 (false, Some(at)) => {
@@ -254,6 +268,7 @@ impl Server {
             if self.ends_at.is_some_and(|at| sys::now_ms() >= at) {
                 self.end_everything();
             }
+            self.listen_again();
             self.collect_reports();
             busy = self.pump();
             next_look = self.pursue();
@@ -263,16 +278,7 @@ impl Server {
 
     fn handle(&mut self, target: Target, flags: u32) {
         match target {
-            Target::Listener => {
-                while let Some(Ok(socket)) = self
-                    .listener
-                    .as_ref()
-                    .map(|listener| sys::accept(listener.raw()))
-                {
-                    // A connection that cannot be watched is closed; its host sees that.
-                    let _ = self.connect(socket, None);
-                }
-            }
+            Target::Listener => self.accept(),
             Target::Signals => {
                 let mut buffer = [0; 1024];
                 while sys::read(self.signals.raw(), &mut buffer).is_ok_and(|length| length > 0) {}
@@ -296,6 +302,35 @@ impl Server {
                 id,
                 stream,
             } => self.stream_ready(connection, id, stream),
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Some(listener) = self.listener.as_ref().map(OwnedFd::raw) {
+            match sys::accept(listener) {
+                // A connection that cannot be watched is closed; its host sees that.
+                Ok(socket) => {
+                    let _ = self.connect(socket, None);
+                }
+                Err(sys::EAGAIN) => return,
+                Err(_) => {
+                    // Out of descriptors: the caller waits in the queue. Asked again later, not at once and for ever.
+                    sys::epoll_remove(self.epoll.raw(), listener);
+                    self.targets
+                        .retain(|_, target| !matches!(target, Target::Listener));
+                    self.listen_again_at = Some(sys::now_ms() + LISTEN_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn listen_again(&mut self) {
+        if self.listen_again_at.is_some_and(|at| sys::now_ms() >= at)
+            && let Some(listener) = self.listener.as_ref().map(OwnedFd::raw)
+        {
+            let watched = self.watch(listener, sys::EPOLLIN, Target::Listener);
+            self.listen_again_at = watched.err().map(|_| sys::now_ms() + LISTEN_PAUSE);
         }
     }
 
@@ -550,6 +585,22 @@ impl Server {
             return Ok(());
         }
         let id = frame.id;
+        let begins = matches!(
+            frame.kind,
+            to_guest::EXEC
+                | to_guest::READ_FILE
+                | to_guest::WRITE_FILE
+                | to_guest::STAT
+                | to_guest::LIST
+                | to_guest::DELETE
+                | to_guest::READ_TREE
+                | to_guest::WRITE_TREE
+                | to_guest::DIAL
+        );
+        if begins && (connection.operations.contains_key(&id) || connection.execs.contains_key(&id))
+        {
+            return Err(Malformed("an id is in use"));
+        }
         match frame.kind {
             to_guest::EXEC => {
                 let request = ExecRequest::decode(&frame.payload)?;
@@ -727,20 +778,10 @@ impl Server {
                 self.send(number, id, to_host::STAT, 0, &stat.0);
                 return Ok(());
             }
-            to_guest::LIST => {
-                let names = self.files.list(path)?;
-                for some in names.chunks(200) {
-                    let entries: Vec<Vec<u8>> = some
-                        .iter()
-                        .map(|(kind, name)| [&[*kind][..], name].concat())
-                        .collect();
-                    let mut list = Encoder::default();
-                    list.list(entries.iter().map(Vec::as_slice));
-                    self.send(number, id, to_host::NAMES, 0, &list.0);
-                }
-                self.send(number, id, to_host::DONE, 0, &[]);
-                return Ok(());
-            }
+            to_guest::LIST => Body::List {
+                names: self.files.list(path)?.into(),
+                credit: i64::from(WINDOW),
+            },
             to_guest::DELETE => {
                 self.files.delete(path)?;
                 self.send(number, id, to_host::DONE, 0, &[]);
@@ -843,7 +884,9 @@ impl Server {
             return;
         };
         match &mut operation.body {
-            Body::ReadTree { credit, .. } => *credit = credit.saturating_add(i64::from(bytes)),
+            Body::ReadTree { credit, .. } | Body::List { credit, .. } => {
+                *credit = credit.saturating_add(i64::from(bytes));
+            }
             Body::ReadFile(source) => {
                 source.credit = source.credit.saturating_add(u64::from(bytes))
             }
@@ -1230,6 +1273,23 @@ impl Server {
                 self.send(number, id, kind, STDOUT, &payload);
                 true
             }
+            Body::List { names, credit } => {
+                if *credit <= 0 {
+                    return false;
+                }
+                let some: Vec<Vec<u8>> = names
+                    .drain(..names.len().min(200))
+                    .map(|(kind, name)| [&[kind][..], &name].concat())
+                    .collect();
+                if some.is_empty() {
+                    return self.stream_ended(number, id);
+                }
+                let mut list = Encoder::default();
+                list.list(some.iter().map(Vec::as_slice));
+                *credit -= (list.0.len() + FRAME_COST) as i64;
+                self.send(number, id, to_host::NAMES, STDOUT, &list.0);
+                true
+            }
             Body::Streams => {
                 self.register_sources(number, id);
                 false
@@ -1327,7 +1387,10 @@ impl Server {
             ..
         } = self;
         abandoned.retain_mut(|exec| {
-            exec.close_child_side();
+            if exec.state() >= monitor::RUNNING {
+                // Not before: the child takes them from the table that is shared until then.
+                exec.close_child_side();
+            }
             exec.give_back_monitor(monitors);
             !exec.is_over() && exec.state() != monitor::FAILED
         });
@@ -1419,6 +1482,7 @@ fn as_user<T>(user: &User, detached: bool, action: impl FnOnce() -> T) -> T {
     if sys::set_file_user(user.uid, user.gid, &user.groups).is_err() {
         sys::exit(1);
     }
+    let _ = sys::prctl(sys::PR_SET_DUMPABLE, 0);
     let result = action();
     if back_to_root(detached).is_err() {
         sys::exit(1);
@@ -1428,6 +1492,8 @@ fn as_user<T>(user: &User, detached: bool, action: impl FnOnce() -> T) -> T {
 
 fn back_to_root(detached: bool) -> sys::Sys<()> {
     sys::set_file_user(0, 0, &[])?;
+    // A change of ids makes the process what the system says of set-id programs, which may be traceable.
+    sys::prctl(sys::PR_SET_DUMPABLE, 0)?;
     if !detached {
         // Every change of the ids clears it.
         sys::prctl(sys::PR_SET_PDEATHSIG, sys::SIGKILL as usize)?;

@@ -306,6 +306,7 @@ pub(crate) fn openat(dir: Fd, path: &CStr, flags: u32, mode: u32) -> Sys<OwnedFd
 
 pub(crate) fn openat2(dir: Fd, path: &CStr, flags: u32, mode: u32, resolve: u64) -> Sys<OwnedFd> {
     let how = [u64::from(flags | O_CLOEXEC), u64::from(mode), resolve];
+    let mut tries = 0;
     loop {
         // SAFETY: the path is NUL-terminated and `how` is the kernel's 24-byte struct; both outlive the call.
         let answer = unsafe {
@@ -322,8 +323,12 @@ pub(crate) fn openat2(dir: Fd, path: &CStr, flags: u32, mode: u32, resolve: u64)
             ))
         };
         match answer {
-            // EAGAIN: somebody renamed a component meanwhile; the kernel asks to try again.
-            Err(EAGAIN | EINTR) => {}
+            Err(EINTR) => {}
+            // Somebody renamed a component meanwhile, and the kernel asks to try again. Bounded: for a non-blocking open the same
+            // error means that somebody holds a lease on the file, which lasts.
+            Err(EAGAIN) if resolve & (RESOLVE_BENEATH | RESOLVE_IN_ROOT) != 0 && tries < 64 => {
+                tries += 1
+            }
             other => return other,
         }
     }

@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use sandbox_core::{Error, Result};
@@ -16,8 +17,10 @@ use crate::wire::message::{to_guest, to_host};
 
 /// How long a guest may take to answer the greeting.
 const GREETING_MOST: Duration = Duration::from_secs(30);
-/// Frames that may wait for one operation. A guest within its credit never comes near it.
-const FRAMES_MOST: usize = 2 * WINDOW as usize / FRAME_COST;
+/// What may wait for one operation, in bytes with the frames' cost. A guest within the credit of two streams never comes near it.
+const WAITING_MOST: usize = 4 * WINDOW as usize;
+/// The longest message of a guest but stream data, in bytes: a tree entry with the longest of paths fits.
+const MESSAGE_MOST: usize = 512 << 10;
 
 /// A frame of an operation, with its descriptors.
 #[derive(Debug)]
@@ -28,12 +31,42 @@ pub(crate) struct Incoming {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
+/// Where the frames of an operation arrive.
+pub(crate) struct Events {
+    receiver: mpsc::UnboundedReceiver<Incoming>,
+    queued: Arc<AtomicUsize>,
+}
+
+impl Events {
+    /// The next frame; `None` when the connection or the operation has ended. Safe to cancel.
+    pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Incoming>> {
+        let event = ready!(self.receiver.poll_recv(context));
+        if let Some(event) = &event {
+            self.queued
+                .fetch_sub(event.payload.len() + FRAME_COST, Ordering::Relaxed);
+        }
+        Poll::Ready(event)
+    }
+
+    /// As [`poll_recv`](Self::poll_recv).
+    pub(crate) async fn recv(&mut self) -> Option<Incoming> {
+        std::future::poll_fn(|context| self.poll_recv(context)).await
+    }
+}
+
+/// An operation's side of the connection.
+#[derive(Clone)]
+struct Mailbox {
+    sender: mpsc::UnboundedSender<Incoming>,
+    queued: Arc<AtomicUsize>,
+}
+
 /// Shared by all operations; the tasks that read and write end with it.
 pub(crate) struct Connection {
     out: Mutex<Out>,
     /// Wakes the writing task.
     queued: mpsc::UnboundedSender<Outgoing>,
-    operations: Mutex<HashMap<u32, mpsc::Sender<Incoming>>>,
+    operations: Mutex<HashMap<u32, Mailbox>>,
     next_id: AtomicU32,
     /// Why the connection is over, once it is.
     closed: watch::Sender<Option<String>>,
@@ -197,15 +230,20 @@ impl Connection {
     }
 
     /// Begins an operation: its id, and where its frames arrive. The receiver ends when the connection does.
-    pub(crate) fn begin(self: &Arc<Self>) -> Result<(u32, mpsc::Receiver<Incoming>)> {
-        let (sender, receiver) = mpsc::channel(FRAMES_MOST);
+    pub(crate) fn begin(self: &Arc<Self>) -> Result<(u32, Events)> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let queued = Arc::new(AtomicUsize::new(0));
+        let events = Events {
+            receiver,
+            queued: queued.clone(),
+        };
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        lock(&self.operations).insert(id, sender);
+        lock(&self.operations).insert(id, Mailbox { sender, queued });
         if self.closed.borrow().is_some() {
             lock(&self.operations).remove(&id);
             return Err(self.lost(true));
         }
-        Ok((id, receiver))
+        Ok((id, events))
     }
 
     /// Ends an operation on this side.
@@ -214,22 +252,31 @@ impl Connection {
     }
 
     fn deliver(&self, frame: Frame, fds: Vec<OwnedFd>) -> std::result::Result<(), String> {
-        let Some(operation) = lock(&self.operations).get(&frame.id).cloned() else {
+        let most = if frame.kind == to_host::DATA {
+            MAX_DATA
+        } else {
+            MESSAGE_MOST
+        };
+        if frame.payload.len() > most {
+            return Err("it sent a message that is longer than allowed".into());
+        }
+        let Some(mailbox) = lock(&self.operations).get(&frame.id).cloned() else {
             // Of an operation that this side has given up.
             return Ok(());
         };
+        let cost = frame.payload.len() + FRAME_COST;
+        if mailbox.queued.fetch_add(cost, Ordering::Relaxed) + cost > WAITING_MOST {
+            return Err("it sent more than it had credit for".into());
+        }
         let incoming = Incoming {
             kind: frame.kind,
             stream: frame.stream,
             payload: frame.payload,
             fds,
         };
-        match operation.try_send(incoming) {
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                Err("it sent more than it had credit for".into())
-            }
-        }
+        // An operation that has just ended does not want it.
+        let _ = mailbox.sender.send(incoming);
+        Ok(())
     }
 
     /// Ends the connection: every operation sees its end.

@@ -15,10 +15,9 @@ use sandbox_core::{
 };
 use tokio::io::AsyncWrite;
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
 
 use crate::client::ExecContext;
-use crate::connection::{Connection, Incoming};
+use crate::connection::{Connection, Events, Incoming};
 use crate::files::{failure, user_spec};
 use crate::wire::bytes::{Encoder, Malformed};
 use crate::wire::frame::{FRAME_COST, MAX_DATA, WINDOW};
@@ -174,7 +173,7 @@ struct Streams {
 struct GuestProcess {
     connection: Arc<Connection>,
     id: u32,
-    events: mpsc::Receiver<Incoming>,
+    events: Events,
     streams: Streams,
     input: Arc<Mutex<InputState>>,
     exit: Option<Result<Exit>>,

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
 use bytes::Bytes;
 use futures_core::Stream;
@@ -18,9 +18,8 @@ use sandbox_core::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 
-use crate::connection::{Connection, Incoming};
+use crate::connection::{Connection, Events, Incoming};
 use crate::wire::bytes::{Decoder, Encoder, Malformed};
 use crate::wire::frame::{FRAME_COST, MAX_DATA, MAX_PAYLOAD, WINDOW};
 use crate::wire::message::{
@@ -107,7 +106,7 @@ pub(crate) fn failure(connection: &Connection, payload: &[u8], operation: &str) 
 struct Operation {
     connection: Arc<Connection>,
     id: u32,
-    events: mpsc::Receiver<Incoming>,
+    events: Events,
     name: &'static str,
     over: bool,
 }
@@ -238,12 +237,14 @@ pub(crate) async fn list(connection: &Arc<Connection>, dir: &SandboxPath) -> Res
         dir.as_bytes(),
         "listing a directory",
     )?;
+    operation.expect(to_host::OPENED).await?;
     let mut entries = Vec::new();
     let mut bytes = 0;
     loop {
         let event = operation.next().await?;
         match event.kind {
             to_host::NAMES => {
+                operation.credit(event.payload.len());
                 bytes += event.payload.len();
                 if bytes > NAMES_MOST {
                     return Err(Error::TooLarge {
@@ -269,7 +270,7 @@ pub(crate) async fn list(connection: &Arc<Connection>, dir: &SandboxPath) -> Res
                     });
                 }
             }
-            to_host::DONE => {
+            to_host::EOF => {
                 operation.over = true;
                 return Ok(entries);
             }
@@ -643,7 +644,7 @@ pub(crate) async fn dial(connection: &Arc<Connection>, port: u16) -> Result<Dupl
             credit: u64::from(WINDOW),
             ended: false,
             shut: false,
-            wakers: [None, None],
+            wakers: Arc::default(),
             frames: 0,
             read: 0,
         }));
@@ -670,20 +671,35 @@ struct FramedSocket {
     ended: bool,
     shut: bool,
     /// Of the reading and the writing task: the events of both arrive in one place.
-    wakers: [Option<Waker>; 2],
+    wakers: Arc<Wakers>,
     /// Frames and bytes that were taken in and for which the guest has no credit yet.
     frames: usize,
     read: usize,
 }
 
+#[derive(Default)]
+struct Wakers(Mutex<[Option<Waker>; 2]>);
+
+impl Wakers {
+    fn set(&self, side: usize, waker: &Waker) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)[side] = Some(waker.clone());
+    }
+}
+
+impl Wake for Wakers {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
 impl FramedSocket {
     /// Takes in answers until there is data to read (`true`) or the guest can take more (`false`), or nothing is there.
     fn poll_event(&mut self, side: usize, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.wakers[side] = Some(context.waker().clone());
-        let event = ready!(self.operation.poll_next(context));
-        if let Some(other) = self.wakers[1 - side].take() {
-            other.wake();
-        }
+        self.wakers.set(side, context.waker());
+        // What arrives may be for either side, and the queue remembers only one waker: it wakes both.
+        let both = Waker::from(self.wakers.clone());
+        let event = ready!(self.operation.poll_next(&mut Context::from_waker(&both)));
         let event = match event {
             Ok(event) => event,
             Err(error) => return Poll::Ready(Err(io::Error::other(error))),

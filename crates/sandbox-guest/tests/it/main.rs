@@ -387,6 +387,29 @@ both_ways! {
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     }
 
+    a_lease_on_a_file_holds_nobody_up(guest) {
+        std::fs::write(guest.work().join("leased"), "x").expect("written");
+        // F_SETLEASE, F_WRLCK: whoever opens the file has to wait for the holder.
+        let script = "$SIG{IO} = 'IGNORE'; open(F, '+<', 'leased'); fcntl(F, 1024, 1) or die; $| = 1; print 'up'; sleep 60";
+        let cmd = Cmd::argv(["perl", "-e", script]);
+        let mut holder = guest.client.exec(&cmd, guest.context()).await.expect("perl starts");
+        assert_eq!(holder.next_chunk().await.expect("it has the lease").data, "up");
+        let started = Instant::now();
+        let error = guest.client.read_file(&path("leased")).await.map(drop).expect_err("it is leased");
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(guest.run(Cmd::argv(["true"])).await.success());
+        holder.kill();
+        holder.wait().await;
+    }
+
+    long_listings_arrive_whole(guest) {
+        let made = guest.run(Cmd::shell("mkdir many; cd many; seq -f 'a-rather-long-name-%g' 1 20000 | xargs touch")).await;
+        assert!(made.success(), "{made:?}");
+        let listed = guest.client.list_dir(&path("many")).await.expect("listed");
+        assert_eq!(listed.len(), 20_000);
+    }
+
     a_dead_guest_is_unavailable(guest) {
         let mut execution =
             guest.client.exec(&Cmd::shell("echo up; sleep 60"), guest.context()).await.expect("it starts");
