@@ -29,6 +29,8 @@ pub(crate) struct Record {
     pub(crate) pid: u32,
     pub(crate) started: u64,
     pub(crate) boot: String,
+    /// Where the process has that number: containers may share a directory, and each numbers its own processes.
+    pub(crate) pid_namespace: u64,
     /// Seconds since 1970.
     pub(crate) ends: u64,
     pub(crate) bash: bool,
@@ -45,13 +47,14 @@ impl Record {
 
     fn encode(&self) -> String {
         let mut text = format!(
-            "{FORMAT}\nid {}\nname {}\nworkdir {}\npid {}\nstarted {}\nboot {}\nends {}\nbash {}\n",
+            "{FORMAT}\nid {}\nname {}\nworkdir {}\npid {}\nstarted {}\nboot {}\npidns {}\nends {}\nbash {}\n",
             self.id,
             self.name,
             hex(self.workdir.as_bytes()),
             self.pid,
             self.started,
             self.boot,
+            self.pid_namespace,
             self.ends,
             self.bash,
         );
@@ -88,6 +91,7 @@ impl Record {
             pid: one("pid")?.parse().ok()?,
             started: one("started")?.parse().ok()?,
             boot: one("boot")?.to_owned(),
+            pid_namespace: one("pidns")?.parse().ok()?,
             ends: one("ends")?.parse().ok()?,
             bash: one("bash")?.parse().ok()?,
             user: match one("user") {
@@ -124,6 +128,11 @@ impl Record {
         Record::decode(&fs::read_to_string(directory.join(RECORD)).ok()?)
     }
 
+    /// Whether it was written where this process's numbers do not count. After a restart of the machine nothing of it lives anywhere.
+    fn is_of_another_namespace(&self) -> bool {
+        self.boot == boot_id() && self.pid_namespace != pid_namespace()
+    }
+
     /// Its process 1, if that still lives.
     fn process(&self) -> Option<Process> {
         if self.boot != boot_id() {
@@ -154,6 +163,12 @@ pub(crate) fn boot_id() -> String {
         .unwrap_or_default()
         .trim()
         .to_owned()
+}
+
+/// The number of the process namespace that `/proc` and process descriptors speak of; 0 if `/proc` is not there.
+pub(crate) fn pid_namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
 
 /// When a process started, in clock ticks since boot.
@@ -207,7 +222,8 @@ impl Found {
     }
 }
 
-/// The live ones below `detached`. What is left of dead ones is removed on the way.
+/// The live ones below `detached`. What is left of dead ones is removed on the way. Those of another process namespace can
+/// neither be found alive nor be known to be dead here: they are passed over.
 pub(crate) fn live(detached: &Path) -> io::Result<Vec<Found>> {
     let mut live = Vec::new();
     for entry in fs::read_dir(detached)? {
@@ -216,6 +232,9 @@ pub(crate) fn live(detached: &Path) -> io::Result<Vec<Found>> {
             remove_if_abandoned(&directory);
             continue;
         };
+        if record.is_of_another_namespace() {
+            continue;
+        }
         match record.process() {
             Some(process) => live.push(Found {
                 record,
@@ -259,6 +278,7 @@ mod tests {
             pid: std::process::id(),
             started: start_time(std::process::id()).unwrap(),
             boot: boot_id(),
+            pid_namespace: pid_namespace(),
             ends: 7,
             bash: true,
             user: Some("1000:100".into()),
@@ -298,6 +318,37 @@ mod tests {
             .process()
             .is_none()
         );
+    }
+
+    #[test]
+    fn what_another_process_namespace_recorded_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        // No process of this namespace, so that it would be dead if it were of here.
+        let (foreign, dead, restarted) = (
+            directory.path().join("foreign"),
+            directory.path().join("dead"),
+            directory.path().join("restarted"),
+        );
+        let gone = Record {
+            started: 1,
+            cgroups: Vec::new(),
+            ..record()
+        };
+        let elsewhere = Record {
+            pid_namespace: gone.pid_namespace + 1,
+            ..gone.clone()
+        };
+        let long_ago = Record {
+            boot: "another".into(),
+            ..elsewhere.clone()
+        };
+        for (path, record) in [(&foreign, elsewhere), (&dead, gone), (&restarted, long_ago)] {
+            fs::create_dir(path).unwrap();
+            record.write(path).unwrap();
+        }
+        assert!(live(directory.path()).unwrap().is_empty());
+        assert!(foreign.exists());
+        assert!(!dead.exists() && !restarted.exists());
     }
 
     #[test]

@@ -463,6 +463,7 @@ impl Shared {
                 pid,
                 started: detached::start_time(pid).unwrap_or(0),
                 boot: detached::boot_id(),
+                pid_namespace: detached::pid_namespace(),
                 ends: detached::end_after(ttl),
                 bash: launched.bash,
                 user: spec.user.as_ref().map(ToString::to_string),

@@ -41,23 +41,25 @@ impl State {
             .mode(0o700)
             .create(&chosen)
             .map_err(failed)?;
-        let data = fs::symlink_metadata(&chosen).map_err(failed)?;
+        // What is looked at from here on is the directory itself, wherever links lead later.
+        let real = fs::canonicalize(&chosen).map_err(failed)?;
+        let data = fs::symlink_metadata(&real).map_err(failed)?;
+        let refused = |why: String| Err(Error::invalid_spec("state_dir", why));
+        // A link among everybody's files can be changed by whoever made it, after this look at where it leads.
+        let link = fs::symlink_metadata(&chosen).map_err(failed)?;
+        let foreign_link = link.is_symlink() && link.uid() != geteuid().as_raw() && link.uid() != 0;
         // Somebody else's directory would let them swap what sandboxes are made of.
-        if data.uid() != geteuid().as_raw() || data.is_symlink() && chosen.starts_with("/tmp") {
-            return Err(Error::invalid_spec(
-                "state_dir",
-                format!("{chosen:?} belongs to another user; choose a directory of your own"),
+        if data.uid() != geteuid().as_raw() || foreign_link {
+            return refused(format!(
+                "{chosen:?} belongs to another user; choose a directory of your own"
             ));
         }
-        if data.is_dir() && data.permissions().mode() & 0o022 != 0 {
-            return Err(Error::invalid_spec(
-                "state_dir",
-                format!(
-                    "{chosen:?} can be written by others; take those permissions away (chmod go-w) or choose another"
-                ),
+        if data.permissions().mode() & 0o022 != 0 {
+            return refused(format!(
+                "{chosen:?} can be written by others; take those permissions away (chmod go-w) or choose another"
             ));
         }
-        let state = State(chosen.clone());
+        let state = State(real);
         for directory in [state.sessions(), state.detached()] {
             make_directory(&directory, 0o700).map_err(failed)?;
         }
@@ -86,8 +88,11 @@ impl State {
                 .create_new(true)
                 .mode(0o600)
                 .open(&lock_path)?;
-            flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-            // A sweeper may have taken the file between its creation and the lock.
+            // A sweeper may have locked the file right after its creation, or even removed it: then it is the sweeper's.
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => continue,
+                other => other?,
+            }
             if lock.metadata()?.nlink() == 0 {
                 continue;
             }
@@ -145,10 +150,18 @@ pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
     make_directory(&directory.join("mnt"), 0o755)
 }
 
-/// A directory with exactly this mode, whatever the umask; it may be there already.
+/// A directory with exactly this mode, whatever the umask. It may be there already, if it is a directory of the caller's.
 pub(crate) fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     match fs::create_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let data = fs::symlink_metadata(path)?;
+            if data.is_dir() && data.uid() == geteuid().as_raw() {
+                return Ok(());
+            }
+            let text =
+                format!("{path:?} is in the way: it is a link, no directory, or another user's");
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+        }
         Err(error) => Err(error),
         Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
     }
@@ -249,5 +262,51 @@ mod tests {
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
         assert!(State::open(Some(directory.path().into())).is_err());
         assert!(State::open(Some("relative".into())).is_err());
+        // Nor through a link.
+        let own = tempfile::tempdir().unwrap();
+        let link = own.path().join("link");
+        std::os::unix::fs::symlink(directory.path(), &link).unwrap();
+        assert!(State::open(Some(link)).is_err());
+    }
+
+    #[test]
+    fn a_directory_below_it_is_no_link() {
+        let (directory, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::os::unix::fs::symlink(elsewhere.path(), directory.path().join("sessions")).unwrap();
+        assert!(State::open(Some(directory.path().into())).is_err());
+        assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_state_is_named_by_its_real_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().join("real");
+        fs::create_dir(&real).unwrap();
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let state = State::open(Some(link)).unwrap();
+        assert_eq!(state.path(), fs::canonicalize(real).unwrap());
+    }
+
+    #[test]
+    fn a_session_is_made_beside_a_busy_sweeper() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let directory = tempfile::tempdir().unwrap();
+        let state = State::open(Some(directory.path().join("state"))).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    state.sweep_sessions();
+                }
+            });
+            let sessions: Vec<_> = (0..300).map(|_| state.new_session()).collect();
+            done.store(true, Ordering::Relaxed);
+            for session in sessions {
+                let session = session.unwrap();
+                assert!(session.directory.join("boxes").is_dir());
+            }
+        });
     }
 }
