@@ -27,6 +27,7 @@ const IDS: u32 = 65_536;
 pub struct Builder {
     pub(crate) state_dir: Option<PathBuf>,
     pub(crate) frames: bool,
+    pub(crate) max_capture: Option<u64>,
     pub(crate) base: Option<u32>,
     pub(crate) unsandboxed: bool,
     pub(crate) fault: Option<Fault>,
@@ -54,6 +55,17 @@ impl Builder {
     /// ```
     pub fn frames(mut self, frames: bool) -> Self {
         self.frames = frames;
+        self
+    }
+
+    /// How many bytes the files of one `capture_files` may have together, because they are held in memory; more is `TooLarge`. The
+    /// default is 256 MiB. Larger files are read piece by piece with `read_file_at`.
+    ///
+    /// ```
+    /// let _ = sandbox_native::Native::builder().max_capture(1 << 30);
+    /// ```
+    pub fn max_capture(mut self, bytes: u64) -> Self {
+        self.max_capture = Some(bytes);
         self
     }
 

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use async_trait::async_trait;
 use rustix::fs::{Mode, OFlags};
@@ -30,6 +31,8 @@ use crate::{random_hex, remedy, seccomp, skeleton};
 const WORKDIR: &[u8] = b"/work";
 /// Enough for browsers and databases, not enough to fill a machine.
 const SHARED_MEMORY: u64 = 256 << 20;
+/// How much of files `capture_files` takes into memory if nothing else is said.
+const MAX_CAPTURE: u64 = 256 << 20;
 /// How much memory the throw-away sandbox of a probe may take.
 const PROBE_MEMORY: u64 = 1 << 20;
 
@@ -75,6 +78,7 @@ struct Shared {
     mounts: Vec<Mount>,
     ids: Ids,
     frames: bool,
+    max_capture: u64,
     unsandboxed: bool,
     /// Where the upper layer goes: memory, if the state directory cannot hold one.
     in_memory: bool,
@@ -89,6 +93,8 @@ struct Live {
     shell: &'static str,
     oom_kills: Option<Arc<dyn Fn() -> Option<u64> + Send + Sync>>,
     detached: bool,
+    /// Somebody is destroying it: for all others it is gone.
+    ending: AtomicBool,
     place: Mutex<Place>,
 }
 
@@ -203,6 +209,7 @@ impl Shared {
             mounts,
             ids,
             frames: builder.frames,
+            max_capture: builder.max_capture.unwrap_or(MAX_CAPTURE),
             unsandboxed: builder.unsandboxed,
             in_memory: false,
             fault: builder.fault,
@@ -368,12 +375,32 @@ impl Shared {
             id: handle.id.to_string(),
         };
         let live = self.live().get(&handle.id).cloned().ok_or_else(unknown)?;
+        if live.ending.load(Ordering::Acquire) {
+            return Err(unknown());
+        }
         // Its time may have passed, or another process may have destroyed it.
-        if live.detached && !live.place().is_alive() {
-            self.live().remove(&handle.id);
+        if live.detached && live.has_ended() {
+            self.forget(&live);
             return Err(unknown());
         }
         Ok(live)
+    }
+
+    /// Takes a sandbox off the list.
+    fn forget(&self, live: &Live) {
+        self.live().remove(&live.handle.id);
+    }
+
+    /// Everything of `destroy` that blocks.
+    fn end(&self, live: &Live) -> Result<()> {
+        let ended = live.place().end();
+        match ended {
+            Ok(()) => self.forget(live),
+            // It can be tried again.
+            Err(_) => live.ending.store(false, Ordering::Release),
+        }
+        ended
+            .map_err(|error| Error::io(format!("destroying the sandbox {}", live.handle.id), error))
     }
 
     /// Everything of `create` that blocks.
@@ -539,6 +566,7 @@ impl Shared {
             shell: shell(record.bash),
             oom_kills: oom_counter(&place),
             detached: true,
+            ending: AtomicBool::new(false),
             place: Mutex::new(place),
             handle: handle.clone(),
         };
@@ -588,6 +616,15 @@ impl Drop for Shared {
 impl Live {
     fn place(&self) -> MutexGuard<'_, Place> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its process 1 is known to be dead. Never waits for somebody who is taking it down.
+    fn has_ended(&self) -> bool {
+        match self.place.try_lock() {
+            Ok(place) => !place.is_alive(),
+            Err(TryLockError::Poisoned(poisoned)) => !poisoned.into_inner().is_alive(),
+            Err(TryLockError::WouldBlock) => false,
+        }
     }
 }
 
@@ -786,6 +823,7 @@ impl Backend for Native {
             shell: made.shell,
             oom_kills: oom_counter(&made.place),
             detached: matches!(spec.lifetime, Lifetime::Detached { .. }),
+            ending: AtomicBool::new(false),
             place: Mutex::new(made.place),
         };
         shared.live().insert(id, Arc::new(live));
@@ -803,9 +841,19 @@ impl Backend for Native {
         paths: &[SandboxPath],
     ) -> Result<Vec<CapturedFile>> {
         let live = self.shared.find(handle)?;
+        let limit = self.shared.max_capture;
+        let mut left = limit;
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {
-            let content = live.client.read_file(path).await?.collect(u64::MAX).await?;
+            let content = live.client.read_file(path).await?.collect(left).await;
+            let content = content.map_err(|error| match error {
+                Error::TooLarge { .. } => Error::TooLarge {
+                    what: format!("the captured files together, at {:?}", path.to_text()),
+                    limit,
+                },
+                other => other,
+            })?;
+            left -= content.len() as u64;
             files.push(CapturedFile {
                 path: path.clone(),
                 content,
@@ -892,7 +940,7 @@ impl Backend for Native {
         let found = joined(tokio::task::spawn_blocking(move || shared.found()).await)??;
         let mut handles: Vec<Handle> = found.iter().map(|found| found.record.handle()).collect();
         for live in self.shared.live().values() {
-            if !live.detached {
+            if !live.detached && !live.ending.load(Ordering::Acquire) {
                 handles.push(live.handle.clone());
             }
         }
@@ -914,13 +962,16 @@ impl Backend for Native {
 
     async fn destroy(&self, handle: &Handle) -> Result<()> {
         let live = self.shared.find(handle)?;
+        if live.ending.swap(true, Ordering::AcqRel) {
+            return Err(Error::UnknownHandle {
+                id: handle.id.to_string(),
+            });
+        }
         // Commands that end from here on ended because of this.
         live.client.mark_destroyed();
-        let ending = live.clone();
-        let ended = joined(tokio::task::spawn_blocking(move || ending.place().end()).await)?;
-        ended.map_err(|error| Error::io(format!("destroying the sandbox {}", handle.id), error))?;
-        self.shared.live().remove(&handle.id);
-        Ok(())
+        let shared = self.shared.clone();
+        // It goes on to its end if this future is dropped.
+        joined(tokio::task::spawn_blocking(move || shared.end(&live)).await)?
     }
 }
 

@@ -1,4 +1,5 @@
-use sandbox_core::Backend;
+use sandbox_core::{Backend, ErrorKind, SandboxPath};
+use sandbox_native::Native;
 
 use crate::support::{State, output, spec};
 
@@ -40,4 +41,32 @@ async fn sixty_four_at_once_are_made_used_and_removed() {
     }
     drop(native);
     assert_eq!(state.leftovers(), Vec::<std::path::PathBuf>::new());
+}
+
+#[tokio::test]
+async fn captured_files_are_limited_together() {
+    let state = State::new();
+    let builder = Native::builder().state_dir(state.path()).max_capture(10);
+    let native = builder.build().await.unwrap();
+    let handle = native.create(spec("capture")).await.unwrap();
+    output(
+        &native,
+        &handle,
+        "printf 123456 > a; printf 7890 > b; cp b c",
+    )
+    .await;
+    let paths = ["a", "b", "c"].map(|name| SandboxPath::new(name).unwrap());
+    let files = native.capture_files(&handle, &paths[..2]).await.unwrap();
+    assert_eq!(
+        (&files[0].content[..], &files[1].content[..]),
+        (&b"123456"[..], &b"7890"[..])
+    );
+    let error = native.capture_files(&handle, &paths).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooLarge);
+    let text = error.to_string();
+    assert!(text.contains("\"c\"") && text.contains("10"), "{text}");
+    // The device never ends.
+    let endless = [SandboxPath::new("/dev/zero").unwrap()];
+    assert!(native.capture_files(&handle, &endless).await.is_err());
+    native.destroy(&handle).await.unwrap();
 }

@@ -243,6 +243,45 @@ async fn a_dropped_create_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn of_two_destroys_one_succeeds() {
+    let state = State::new();
+    let native = state.native().await;
+    for round in 0..20 {
+        let handle = native.create(spec("contested")).await.unwrap();
+        output(&native, &handle, "mkdir -p a/b/c/d; touch a/b/c/d/e").await;
+        let (one, two) = tokio::join!(native.destroy(&handle), native.destroy(&handle));
+        let (won, lost) = if one.is_ok() { (one, two) } else { (two, one) };
+        assert!(won.is_ok(), "{round}: {won:?}");
+        let lost = lost.unwrap_err();
+        assert_eq!(lost.kind(), ErrorKind::UnknownHandle, "{round}: {lost}");
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_destroy_goes_on() {
+    let state = State::new();
+    let native = state.native().await;
+    let handle = native.create(spec("dropped")).await.unwrap();
+    {
+        let mut destroy = std::pin::pin!(native.destroy(&handle));
+        // Once: the task has started, the future is dropped.
+        std::future::poll_fn(|context| {
+            let _ = destroy.as_mut().poll(context);
+            std::task::Poll::Ready(())
+        })
+        .await;
+    }
+    assert!(
+        eventually(SOON, || boxes(&state).is_empty()),
+        "{:?}",
+        boxes(&state)
+    );
+    assert!(native.list().await.unwrap().is_empty());
+    let error = native.exec(&handle, Cmd::argv(["true"])).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownHandle, "{error}");
+}
+
+#[tokio::test]
 async fn destroy_ends_commands_and_removes_the_worst_directories() {
     let state = State::new();
     let native = state.native().await;
