@@ -126,7 +126,10 @@ fn set_up() -> Step<server::Config> {
     drop(session);
     let listener = setup.listener.then(|| descriptors.remove(0));
 
-    steps.run("control group", || enter_cgroups(&descriptors))?;
+    steps.run("control group", || {
+        enter_cgroups(&descriptors)?;
+        no_precedence()
+    })?;
     drop(descriptors);
 
     let pair = sys::socket_pair().map_err(|errno| message(errno, "socketpair"))?;
@@ -189,6 +192,16 @@ fn enter_cgroups(procs: &[OwnedFd]) -> Result<(), (Errno, String)> {
         sys::write_all(fd.raw(), b"0").about("joining a control group")?;
     }
     Ok(())
+}
+
+/// A caller that the kernel spares when memory runs out, or lets run before all others, does not pass that on.
+fn no_precedence() -> Result<(), (Errno, String)> {
+    const SCORE: &str = "/proc/self/oom_score_adj";
+    let spared = std::fs::read_to_string(SCORE).is_ok_and(|score| score.starts_with('-'));
+    if spared {
+        write_file(SCORE, b"0")?;
+    }
+    sys::leave_real_time().about("leaving the real-time scheduler")
 }
 
 fn namespaces(setup: &Setup) -> u64 {

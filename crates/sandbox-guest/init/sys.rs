@@ -68,7 +68,7 @@ pub(crate) mod nr {
         PIDFD_GETFD = 438, FACCESSAT2 = 439, MOUNT_SETATTR = 442, LANDLOCK_CREATE_RULESET = 444, LANDLOCK_ADD_RULE = 445,
         LANDLOCK_RESTRICT_SELF = 446, CLOCK_GETTIME = 228, EXIT_GROUP = 231, UTIMENSAT = 280, STATFS = 137, FSTATFS = 138,
         FSYNC = 74, FLOCK = 73, SHUTDOWN = 48, SETFSUID = 122,
-        SETFSGID = 123,
+        SETFSGID = 123, SCHED_SETSCHEDULER = 144, SCHED_GETSCHEDULER = 145,
     }
 }
 
@@ -93,6 +93,7 @@ pub(crate) mod nr {
         OPENAT2 = 437, PIDFD_GETFD = 438, FACCESSAT2 = 439, MOUNT_SETATTR = 442, LANDLOCK_CREATE_RULESET = 444,
         LANDLOCK_ADD_RULE = 445, LANDLOCK_RESTRICT_SELF = 446, CLOCK_GETTIME = 113, EXIT_GROUP = 94, UTIMENSAT = 88, STATFS = 43,
         FSTATFS = 44, FSYNC = 82, FLOCK = 32, SHUTDOWN = 210, SETFSUID = 151, SETFSGID = 152,
+        SCHED_SETSCHEDULER = 119, SCHED_GETSCHEDULER = 120,
     }
 }
 
@@ -1325,6 +1326,22 @@ pub(crate) fn fork_into(flags: u64) -> Sys<(i32, Option<OwnedFd>)> {
     // stack and returns here like a fork.
     let pid = unsafe { call(nr::CLONE, [flags, 0, place, 0, 0, 0])? };
     Ok((pid as i32, (pid != 0).then_some(OwnedFd(pidfd))))
+}
+
+/// Gives up a real-time class of scheduling, in which a command could take a whole CPU from everybody.
+pub(crate) fn leave_real_time() -> Sys<()> {
+    const FIFO: usize = 1;
+    const ROUND_ROBIN: usize = 2;
+    const RESET_ON_FORK: usize = 0x4000_0000;
+    // SAFETY: no pointers.
+    let policy = unsafe { call(nr::SCHED_GETSCHEDULER, [0; 6])? } & !RESET_ON_FORK;
+    if policy != FIFO && policy != ROUND_ROBIN {
+        return Ok(());
+    }
+    let priority = 0i32;
+    let parameter = std::ptr::from_ref(&priority) as usize;
+    // SAFETY: the number is the kernel's struct of one field.
+    unsafe { call(nr::SCHED_SETSCHEDULER, [0, 0, parameter, 0, 0, 0]).map(drop) }
 }
 
 pub(crate) fn set_propagation(path: &CStr, flags: usize) -> Sys<()> {

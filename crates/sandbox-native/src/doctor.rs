@@ -89,13 +89,18 @@ impl Layer {
 }
 
 /// The steps of a set-up that make up a layer, in the order in which they are done, and what is true if they succeed.
-const LAYERS: [(&str, &[&str], &str); 9] = [
+const LAYERS: [(&str, &[&str], &str); 10] = [
     (
         "namespaces",
         &["message", "control group", "namespaces"],
         "own users, mounts, processes, network, IPC, host name and control-group view",
     ),
-    ("user map", &["user map", "supervision", "credentials"], ""),
+    ("user map", &["user map", "credentials"], ""),
+    (
+        "supervisor",
+        &["supervision"],
+        "process 1 cannot be traced or read from inside",
+    ),
     (
         "binds",
         &["host directories", "mount namespace", "scratch file system"],

@@ -22,6 +22,8 @@ use crate::process::Process;
 /// A set-up takes about a millisecond; whoever needs this long hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+pub(crate) const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
+
 /// Starts processes from one thread that lives as long as it: they are told to die when the thread that started them ends, not
 /// when the process does. Sandboxes come from one of these processes, the nursery.
 #[derive(Debug)]
@@ -135,6 +137,7 @@ impl Launcher {
         setup: &Setup,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<Launched, Failure> {
+        refuse_traceable_supervisor()?;
         let (stream, theirs) = UnixStream::pair().map_err(program("making a control socket"))?;
         self.conceive(theirs)
             .map_err(program("starting the set-up program"))?;
@@ -163,6 +166,19 @@ impl Launcher {
         *nursery = Some(fresh);
         Ok(())
     }
+}
+
+/// With this setting a process that changes its ids, as a supervisor does to use files as somebody, can be traced from then on.
+fn refuse_traceable_supervisor() -> Result<(), Failure> {
+    let setting = std::fs::read_to_string(SUID_DUMPABLE).unwrap_or_default();
+    if setting.trim() != "1" {
+        return Ok(());
+    }
+    Err(Failure::Step {
+        step: "supervision".into(),
+        errno: libc::EPERM,
+        detail: "commands could trace the supervisor, because fs.suid_dumpable is 1".into(),
+    })
 }
 
 fn negotiate(

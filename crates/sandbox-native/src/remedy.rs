@@ -5,7 +5,7 @@ use std::io;
 
 use sandbox_core::Error;
 
-use crate::launch::Failure;
+use crate::launch::{Failure, SUID_DUMPABLE};
 
 /// The error of `create` for a set-up that failed.
 pub(crate) fn explain(failure: Failure) -> Error {
@@ -71,6 +71,9 @@ fn remedy(step: &str, errno: i32, read: &dyn Fn(&str) -> Option<String>) -> Stri
              (podman: --security-opt seccomp=unconfined --security-opt unmask=ALL; Kubernetes: hostUsers: false with procMount: Unmasked \
              and an Unconfined seccomp profile)"
                 .into()
+        }
+        ("supervision", libc::EPERM) if says(SUID_DUMPABLE, "1") => {
+            "keep processes that change their ids from being traced: sysctl fs.suid_dumpable=0 (or 2)".into()
         }
         ("namespaces", libc::ENOSPC | libc::EUSERS) => NAMESPACES_OFF.into(),
         ("namespaces", libc::EINVAL | libc::ENOSYS) => {
@@ -146,6 +149,8 @@ mod tests {
             "1",
         )];
         let debian = [("/proc/sys/kernel/unprivileged_userns_clone", "0")];
+        let traceable = [(SUID_DUMPABLE, "1")];
+        assert!(text("supervision", libc::EPERM, &traceable).contains("fs.suid_dumpable=0"));
         assert!(text("user map", libc::EPERM, &ubuntu).contains("AppArmor"));
         assert!(text("namespaces", libc::EPERM, &debian).contains("unprivileged_userns_clone=1"));
         assert!(text("namespaces", libc::ENOSPC, &[]).contains("max_user_namespaces"));

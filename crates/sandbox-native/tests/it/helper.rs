@@ -199,6 +199,18 @@ async fn as_a_process() {
             native.destroy(&second).await.expect("destroyed");
             say("second", "made");
         }
+        "score" => {
+            const SCORE: &str = "/proc/self/oom_score_adj";
+            let native = builder.build().await.expect("a backend");
+            let handle = native.create(spec("scored")).await.expect("a sandbox");
+            say(
+                "outside",
+                std::fs::read_to_string(SCORE).expect("a score").trim(),
+            );
+            let inside = crate::support::output(&native, &handle, &format!("cat {SCORE}")).await;
+            say("inside", inside.trim());
+            native.destroy(&handle).await.expect("destroyed");
+        }
         "filtered" => {
             forbid_namespaces();
             try_once(builder).await;

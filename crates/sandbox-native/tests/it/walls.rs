@@ -94,3 +94,34 @@ fn a_limit_that_cannot_be_enforced_is_refused() {
     assert!(said["memory"].contains("control group"), "{said:?}");
     assert_eq!(said["outcome"], "made", "without the limit it works");
 }
+
+#[test]
+fn a_machine_where_the_supervisor_could_be_traced_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let setting = directory.path().join("setting");
+    std::fs::write(&setting, "1\n").unwrap();
+    let script = format!(
+        "mount --bind {} /proc/sys/fs/suid_dumpable",
+        setting.display()
+    );
+    let state = State::new();
+    let said = attempt("try", &state, &with_mounts(&script));
+    assert!(said["outcome"].contains("fs.suid_dumpable=0"), "{said:?}");
+    assert_eq!((said.get("ran"), &*said["complete"]), (None, "false"));
+    let said = attempt("doctor", &state, &with_mounts(&script));
+    assert!(
+        said["layers"].contains("supervisor: Missing commands could trace"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_sandbox_of_a_spared_caller_is_not_spared_when_memory_runs_out() {
+    // As low as this caller may go: below zero only with the right to.
+    let script =
+        "{ echo -500 > /proc/self/oom_score_adj; } 2> /dev/null || true; exec \"$0\" \"$@\"";
+    let before = ["sh", "-c", script].map(str::to_owned);
+    let said = attempt("score", &State::new(), &before);
+    let outside: i32 = said["outside"].parse().unwrap();
+    assert_eq!(said["inside"], outside.max(0).to_string(), "{said:?}");
+}
