@@ -36,8 +36,8 @@ pub(crate) struct Exec {
     pub(crate) gone_sent: bool,
     pub(crate) released: bool,
     ending: Option<Ending>,
-    /// Descriptors of the child's side, closed as soon as it runs.
-    child_side: Vec<OwnedFd>,
+    /// The host's ear for start and end, which the monitor writes to; closed with the command's record.
+    _status: Option<OwnedFd>,
     described: Described,
     /// The terminal's master side.
     pub(crate) terminal: Option<OwnedFd>,
@@ -49,6 +49,7 @@ struct Last {
     pid: i32,
     waited: sys::Waited,
     background: bool,
+    told: u32,
 }
 
 /// What a failure names.
@@ -86,6 +87,7 @@ impl Exec {
         let named = user_text(wanted);
         let user = user.ok_or_else(|| failure(Code::UserNotFound, 0, named.as_bytes()))?;
         let mut child_side = Vec::new();
+        let mut status = None;
         let mut ends = Ends::default();
         let mut terminal = None;
         let stdio = if request.flags & FLAG_PTY != 0 {
@@ -95,14 +97,17 @@ impl Exec {
             terminal = Some(master);
             [fd; 3]
         } else if request.flags & FLAG_LOCAL != 0 {
-            passed_streams(request, passed, null, &mut child_side)?
+            passed_streams(request, passed, null, &mut child_side, &mut status)?
         } else {
             framed_streams(request, null, &mut child_side, &mut ends)?
         };
-        let plan = plan(request, user, files, stdio, terminal.is_some())?;
+        let mut plan = plan(request, user, files, stdio, terminal.is_some())?;
         let mut monitor = monitors
             .take()
             .map_err(|error| failure(Code::Io, error.0, b"starting a process"))?;
+        // From here on the monitor's to close.
+        plan.child_side = child_side.into_iter().map(OwnedFd::into_raw).collect();
+        plan.status = status.as_ref().map(OwnedFd::raw);
         monitor.run(plan);
         let described = Described {
             program: request.argv[0].clone(),
@@ -120,7 +125,7 @@ impl Exec {
             gone_sent: false,
             released: false,
             ending: None,
-            child_side,
+            _status: status,
             described,
             terminal,
         };
@@ -147,9 +152,12 @@ impl Exec {
         }
     }
 
-    /// The child has its own copies of its descriptors, or never will.
-    pub(crate) fn close_child_side(&mut self) {
-        self.child_side.clear();
+    /// Whether the monitor itself has told the host: [`monitor::TOLD_START`], [`monitor::TOLD_EXIT`].
+    pub(crate) fn has_told(&self, what: u32) -> bool {
+        match &self.monitor {
+            Some(monitor) => monitor.report().told.load(Ordering::Acquire) & what != 0,
+            None => self.last.told & what != 0,
+        }
     }
 
     /// Why the start failed, in the contract's terms.
@@ -285,6 +293,10 @@ impl Exec {
             pid: self.pid(),
             waited: self.reported(),
             background: self.background(),
+            told: self
+                .monitor
+                .as_ref()
+                .map_or(0, |monitor| monitor.report().told.load(Ordering::Acquire)),
         };
         if let Some(monitor) = self.monitor.take() {
             if self.reaped {
@@ -460,7 +472,10 @@ fn passed_streams(
     mut passed: VecDeque<OwnedFd>,
     null: Fd,
     child_side: &mut Vec<OwnedFd>,
+    status: &mut Option<OwnedFd>,
 ) -> Outcome<[Fd; 3]> {
+    // The last one is not the child's: start and end are told on it.
+    *status = passed.pop_back();
     let mut next = || {
         let fd = passed.pop_front();
         let fd =
@@ -554,6 +569,8 @@ fn plan(
     let confined_or_own = files.is_confined() && user.uid == 0 && user.gid == 0;
     Ok(Plan {
         stdio,
+        child_side: Vec::new(),
+        status: None,
         terminal,
         user: (foreign && !confined_or_own).then(|| (user.uid, user.gid, user.groups.clone())),
         cwd: c_string(&files.cwd(&request.cwd))?,

@@ -15,6 +15,8 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::sys::{self, Errno, Fd, OwnedFd, Sys};
+use crate::wire::frame::HEADER;
+use crate::wire::message::to_host;
 
 // How far a command has come; only ever grows, from 0.
 pub(crate) const RUNNING: u32 = 1;
@@ -22,6 +24,9 @@ pub(crate) const FAILED: u32 = 2;
 pub(crate) const EXITED: u32 = 3;
 /// No process of the tree lives any more; the monitor ends.
 pub(crate) const GONE: u32 = 4;
+
+pub(crate) const TOLD_START: u32 = 1;
+pub(crate) const TOLD_EXIT: u32 = 2;
 
 // Which step of a start failed.
 pub(crate) const STEP_PROCESS: u32 = 1;
@@ -43,6 +48,8 @@ pub(crate) struct Report {
     pub(crate) ended: AtomicBool,
     pub(crate) status: AtomicI32,
     pub(crate) background: AtomicU32,
+    /// What the host has been told by the monitor: [`TOLD_START`], [`TOLD_EXIT`].
+    pub(crate) told: AtomicU32,
     pub(crate) user_us: AtomicU64,
     pub(crate) system_us: AtomicU64,
     pub(crate) peak_kib: AtomicU64,
@@ -54,7 +61,7 @@ impl Report {
         for number in [&self.pid, &self.errno, &self.status] {
             number.store(0, Ordering::Relaxed);
         }
-        for number in [&self.step, &self.background] {
+        for number in [&self.step, &self.background, &self.told] {
             number.store(0, Ordering::Relaxed);
         }
         for number in [&self.user_us, &self.system_us, &self.peak_kib] {
@@ -75,6 +82,10 @@ impl Report {
 pub(crate) struct Plan {
     /// Descriptors for 0, 1 and 2.
     pub(crate) stdio: [Fd; 3],
+    /// Closed by the monitor once the child has its own copies: the guest then need not wake up for it.
+    pub(crate) child_side: Vec<Fd>,
+    /// Where the host itself hears of the start and the end; absent: the guest tells it.
+    pub(crate) status: Option<Fd>,
     /// Whether descriptor 0 is a terminal that becomes the controlling one.
     pub(crate) terminal: bool,
     /// User, group and supplementary groups; absent: the guest's own.
@@ -201,6 +212,36 @@ fn notify(shared: &Shared) {
     let _ = sys::write(shared.notify, &1u64.to_ne_bytes());
 }
 
+/// Writes the host a frame with what a command's start would say. A small write into a pipe is whole; a host that is gone hears
+/// nothing.
+fn tell_start(status: Fd, pid: i32) {
+    let mut frame = [0; HEADER + 4];
+    frame[0] = 4;
+    frame[8] = to_host::STARTED;
+    frame[HEADER..].copy_from_slice(&pid.to_le_bytes());
+    let _ = sys::write(status, &frame);
+}
+
+/// The same with what its end would say ([`Exited`](crate::wire::message::Exited)).
+fn tell_exit(status: Fd, ended: &sys::Waited, background: bool) {
+    const PAYLOAD: usize = 43;
+    let signal = ended.status & 0x7f;
+    let mut frame = [0; HEADER + PAYLOAD];
+    frame[0] = PAYLOAD as u8;
+    frame[8] = to_host::EXITED;
+    frame[HEADER] = u8::from(signal != 0);
+    frame[HEADER + 1] = if signal != 0 {
+        signal as u8
+    } else {
+        (ended.status >> 8) as u8
+    };
+    frame[HEADER + 2] = u8::from(background);
+    frame[HEADER + 3..HEADER + 11].copy_from_slice(&ended.user_us.to_le_bytes());
+    frame[HEADER + 11..HEADER + 19].copy_from_slice(&ended.system_us.to_le_bytes());
+    frame[HEADER + 19..HEADER + 27].copy_from_slice(&ended.peak_kib.to_le_bytes());
+    let _ = sys::write(status, &frame);
+}
+
 /// # Safety
 /// Started by [`Monitor::start`] with its `Shared`.
 unsafe extern "C" fn monitor(argument: *mut u8) -> ! {
@@ -231,10 +272,18 @@ unsafe fn watch(argument: *mut u8) -> u32 {
     // SAFETY: the guest keeps it until this process has been waited for.
     let shared = unsafe { &*argument.cast::<Shared>() };
     let report = &shared.report;
+    // SAFETY: the guest leaves the job alone until the end is reported.
+    let Some(Job { plan, .. }) = (unsafe { &*shared.job.get() }) else {
+        return FAILED;
+    };
     let flags = sys::CLONE_VM | sys::CLONE_VFORK | sys::SIGCHLD as usize;
     // SAFETY: the lower half of the stacks is the child's alone; CLONE_VFORK suspends this process until the child has executed
     // or ended; `child` is written for shared memory.
-    let child = match unsafe { sys::clone_onto(flags, shared.child_stack, child, argument) } {
+    let started = unsafe { sys::clone_onto(flags, shared.child_stack, child, argument) };
+    for fd in &plan.child_side {
+        let _ = sys::close(*fd);
+    }
+    let child = match started {
         Ok(pid) => pid,
         Err(error) => {
             report.fail(STEP_PROCESS, error);
@@ -245,8 +294,17 @@ unsafe fn watch(argument: *mut u8) -> u32 {
         let _ = sys::wait4(child, 0);
         return FAILED;
     }
-    report.state.store(RUNNING, Ordering::Release);
-    notify(shared);
+    match plan.status {
+        Some(status) => {
+            tell_start(status, child);
+            report.told.store(TOLD_START, Ordering::Release);
+            report.state.store(RUNNING, Ordering::Release);
+        }
+        None => {
+            report.state.store(RUNNING, Ordering::Release);
+            notify(shared);
+        }
+    }
     // Looked at before it is reaped: were the monitor killed in between, nobody could tell the status any more.
     while let Ok(ended) = sys::peek_ended_child() {
         if ended.pid == child {
@@ -266,10 +324,14 @@ unsafe fn watch(argument: *mut u8) -> u32 {
                     Err(_) => break false,
                 }
             };
+            report.background.store(u32::from(more), Ordering::Relaxed);
+            if let Some(status) = plan.status {
+                tell_exit(status, &ended, more);
+                report.told.store(TOLD_START | TOLD_EXIT, Ordering::Release);
+            }
             if !more {
                 break;
             }
-            report.background.store(u32::from(more), Ordering::Relaxed);
             report.state.store(EXITED, Ordering::Release);
             notify(shared);
         }

@@ -1387,10 +1387,6 @@ impl Server {
             ..
         } = self;
         abandoned.retain_mut(|exec| {
-            if exec.state() >= monitor::RUNNING {
-                // Not before: the child takes them from the table that is shared until then.
-                exec.close_child_side();
-            }
             exec.give_back_monitor(monitors);
             !exec.is_over() && exec.state() != monitor::FAILED
         });
@@ -1410,12 +1406,13 @@ impl Server {
                 let operation = operations.get(id);
                 if state >= monitor::RUNNING && !exec.started_sent {
                     exec.started_sent = true;
-                    exec.close_child_side();
                     // The host gets a terminal that is passed; a framed one has its copies.
                     let terminal = exec.terminal.as_ref().filter(|_| operation.is_none());
                     let fds = terminal.and_then(|terminal| sys::dup_from(terminal.raw(), 3).ok());
                     let pid = (exec.pid() as u32).to_le_bytes().to_vec();
-                    send(to_host::STARTED, pid, fds.into_iter().collect());
+                    if !exec.has_told(monitor::TOLD_START) {
+                        send(to_host::STARTED, pid, fds.into_iter().collect());
+                    }
                 }
                 if state >= monitor::EXITED && !exec.exited_sent {
                     exec.exited_sent = true;
@@ -1430,7 +1427,9 @@ impl Server {
                             _ => {}
                         }
                     }
-                    send(to_host::EXITED, exited.encode(), Vec::new());
+                    if !exec.has_told(monitor::TOLD_EXIT) {
+                        send(to_host::EXITED, exited.encode(), Vec::new());
+                    }
                 }
                 if state == monitor::GONE && exec.is_ending() && !exec.gone_sent {
                     exec.gone_sent = true;

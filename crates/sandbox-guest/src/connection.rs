@@ -47,11 +47,6 @@ impl Events {
         }
         Poll::Ready(event)
     }
-
-    /// As [`poll_recv`](Self::poll_recv).
-    pub(crate) async fn recv(&mut self) -> Option<Incoming> {
-        std::future::poll_fn(|context| self.poll_recv(context)).await
-    }
 }
 
 /// An operation's side of the connection.

@@ -13,14 +13,14 @@ use sandbox_core::{
     Chunk, Cmd, Env, Error, ExecStdin, Execution, Exit, ExitStatus, OutputStream, Process, Program,
     PtySize, Result, Stdin, Usage, supervise,
 };
-use tokio::io::AsyncWrite;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::unix::pipe;
 
 use crate::client::ExecContext;
 use crate::connection::{Connection, Events, Incoming};
 use crate::files::{failure, user_spec};
 use crate::wire::bytes::{Encoder, Malformed};
-use crate::wire::frame::{FRAME_COST, MAX_DATA, WINDOW};
+use crate::wire::frame::{Assembler, FRAME_COST, Frame, MAX_DATA, WINDOW};
 use crate::wire::message::{
     self, ExecRequest, Exited, FLAG_LOCAL, FLAG_PTY, FLAG_SEARCH, FLAG_STDIN, STDERR, STDIN,
     STDOUT, to_guest, to_host,
@@ -40,6 +40,7 @@ pub(crate) async fn exec(
     let mut passed = Vec::new();
     let mut streams = Streams::default();
     let mut stdin = None;
+    let mut status = None;
     if local && cmd.pty.is_none() {
         if request.flags & FLAG_STDIN != 0 {
             let (read, write) = pipe_ends().map_err(io)?;
@@ -53,6 +54,13 @@ pub(crate) async fn exec(
             passed.push(write);
             *place = Some(pipe::Receiver::from_owned_fd(read).map_err(io)?);
         }
+        // Start and end come straight from the command's monitor, past the guest's event loop and this side's reading task.
+        let (read, write) = pipe_ends().map_err(io)?;
+        passed.push(write);
+        status = Some(Status {
+            pipe: pipe::Receiver::from_owned_fd(read).map_err(io)?,
+            assembler: Assembler::default(),
+        });
     } else if !local {
         streams.framed = 1 + u8::from(cmd.pty.is_none());
     }
@@ -62,9 +70,11 @@ pub(crate) async fn exec(
         connection: connection.clone(),
         id,
         events,
+        status,
         streams,
         input: Arc::default(),
         exit: None,
+        exited: false,
         gone: false,
         lost: false,
         context,
@@ -174,9 +184,11 @@ struct GuestProcess {
     connection: Arc<Connection>,
     id: u32,
     events: Events,
+    status: Option<Status>,
     streams: Streams,
     input: Arc<Mutex<InputState>>,
     exit: Option<Result<Exit>>,
+    exited: bool,
     gone: bool,
     lost: bool,
     context: ExecContext,
@@ -188,12 +200,13 @@ struct GuestProcess {
 impl GuestProcess {
     /// Waits until the command runs: its process id, and its terminal if that is passed.
     async fn started(&mut self, cmd: &Cmd) -> Result<(u32, Option<OwnedFd>)> {
+        let next = std::future::poll_fn(|context| self.poll_event(context));
         let event = match &cmd.cancel {
             Some(token) => tokio::select! {
-                event = self.events.recv() => event,
+                event = next => event,
                 () = token.cancelled() => return Err(token.error()),
             },
-            None => self.events.recv().await,
+            None => next.await,
         };
         let Some(event) = event else {
             return Err(self.connection.lost(false));
@@ -223,10 +236,22 @@ impl GuestProcess {
         }
     }
 
-    /// Takes in everything that the guest has said.
+    /// The next thing that is said of the command, by its monitor or by the guest; `None` when the connection has ended.
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Incoming>> {
+        if let Some(status) = &mut self.status {
+            match status.poll(context) {
+                Poll::Ready(Some(event)) => return Poll::Ready(Some(event)),
+                Poll::Ready(None) => self.status = None,
+                Poll::Pending => {}
+            }
+        }
+        self.events.poll_recv(context)
+    }
+
+    /// Takes in everything that has been said.
     fn poll_events(&mut self, context: &mut Context<'_>) {
         while !self.lost {
-            match self.events.poll_recv(context) {
+            match self.poll_event(context) {
                 Poll::Pending => return,
                 Poll::Ready(Some(event)) => {
                     if let Err(bad) = self.event(event) {
@@ -289,6 +314,9 @@ impl GuestProcess {
                 .close(),
             to_host::EXITED => {
                 let exited = Exited::decode(&event.payload)?;
+                if std::mem::replace(&mut self.exited, true) {
+                    return Ok(());
+                }
                 self.exit = Some(Ok(self.exit(&exited)));
                 self.input
                     .lock()
@@ -296,6 +324,8 @@ impl GuestProcess {
                     .close();
             }
             to_host::GONE => self.gone = true,
+            // Told by the guest too if the monitor was killed in between.
+            to_host::STARTED => {}
             _ => return Err(Malformed("an unexpected answer to a command")),
         }
         Ok(())
@@ -343,6 +373,44 @@ impl GuestProcess {
             exit.out_of_memory = count().is_some_and(|after| after > before);
         }
         exit
+    }
+}
+
+/// What a command's monitor says itself.
+struct Status {
+    pipe: pipe::Receiver,
+    assembler: Assembler,
+}
+
+impl Status {
+    /// `None` at the end, which damaged messages are too: the guest says the same in its own way if it has to.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Incoming>> {
+        loop {
+            match self.assembler.next() {
+                Ok(Some(Frame {
+                    kind,
+                    stream,
+                    payload,
+                    ..
+                })) => {
+                    let fds = Vec::new();
+                    return Poll::Ready(Some(Incoming {
+                        kind,
+                        stream,
+                        payload,
+                        fds,
+                    }));
+                }
+                Ok(None) => {}
+                Err(_) => return Poll::Ready(None),
+            }
+            let mut space = [0; 256];
+            let mut buffer = ReadBuf::new(&mut space);
+            match ready!(Pin::new(&mut self.pipe).poll_read(context, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => self.assembler.push(buffer.filled()),
+                _ => return Poll::Ready(None),
+            }
+        }
     }
 }
 
