@@ -8,6 +8,7 @@ mod detached;
 mod doctor;
 mod executable;
 mod janitor;
+mod known;
 mod launch;
 mod native;
 mod place;
@@ -15,6 +16,7 @@ mod process;
 mod remedy;
 mod seccomp;
 mod skeleton;
+mod spare;
 mod state;
 
 pub use builder::Builder;

@@ -26,7 +26,7 @@ use crate::launch::{Failure, Launcher};
 use crate::place::Place;
 use crate::process::Process;
 use crate::state::{Session, State, make_directory, prepare};
-use crate::{random_hex, remedy, seccomp, skeleton};
+use crate::{known, random_hex, remedy, seccomp, skeleton, spare};
 
 const WORKDIR: &[u8] = b"/work";
 /// Enough for browsers and databases, not enough to fill a machine.
@@ -75,7 +75,7 @@ struct Shared {
     session: Session,
     directory: OwnedFd,
     state: State,
-    mounts: Vec<Mount>,
+    skeleton: spare::Base,
     ids: Ids,
     frames: bool,
     max_capture: u64,
@@ -162,7 +162,7 @@ impl Native {
             );
             unsandboxed_caps()
         } else {
-            let probe = shared.probe();
+            let probe = shared.probe_or_recall();
             if let Ok(ready) = &probe.outcome {
                 shared.in_memory = ready.in_memory;
             }
@@ -190,7 +190,7 @@ impl Shared {
         if let Err(error) = detached::live(&state.detached()) {
             tracing::warn!(%error, "detached sandboxes could not be looked through");
         }
-        let mounts = skeleton::build(&session.directory.join("skeleton"), base(ids))
+        let skeleton = spare::Base::put_into(&session.directory, &state.spares(), base(ids))
             .map_err(failed("making the base"))?;
         let executable =
             Executable::new(&session.directory).map_err(failed("preparing the set-up program"))?;
@@ -206,7 +206,7 @@ impl Shared {
             session,
             directory,
             state,
-            mounts,
+            skeleton,
             ids,
             frames: builder.frames,
             max_capture: builder.max_capture.unwrap_or(MAX_CAPTURE),
@@ -214,6 +214,29 @@ impl Shared {
             in_memory: false,
             fault: builder.fault,
         })
+    }
+
+    /// What throw-away sandboxes show, or showed an earlier session in the same surroundings.
+    fn probe_or_recall(&self) -> Probe {
+        let state = self.state.path();
+        let surroundings = match known::surroundings(state, self.ids) {
+            Ok(surroundings) => surroundings,
+            Err(_) => return self.probe(),
+        };
+        if let Some(ready) = known::recall(state, &surroundings) {
+            return Probe {
+                outcome: Ok(ready),
+                bounded: Ok(()),
+            };
+        }
+        let probe = self.probe();
+        if let (Ok(ready), Ok(())) = (&probe.outcome, &probe.bounded)
+            && !ready.in_memory
+            && let Err(error) = known::remember(state, &surroundings, ready)
+        {
+            tracing::debug!(%error, "the outcome of a probe could not be written down");
+        }
+        probe
     }
 
     /// Makes throw-away sandboxes, with the upper layer on disk and in memory.
@@ -296,7 +319,7 @@ impl Shared {
             upper: Upper::Memory { bytes: None },
             host_network: false,
             hostname: b"sandbox".to_vec(),
-            mounts: self.mounts.clone(),
+            mounts: self.skeleton.mounts.clone(),
             workdir: WORKDIR.to_vec(),
             user: None,
             shm_bytes: SHARED_MEMORY,
@@ -414,13 +437,14 @@ impl Shared {
             let path = self.state.detached().join(id.as_str());
             prepare(&path).map_err(io)?;
             let place = Place::new(path.clone());
-            let mounts = skeleton::build(&path.join("skeleton"), base(self.ids)).map_err(io)?;
+            let skeleton =
+                spare::Base::put_into(&path, &self.state.spares(), base(self.ids)).map_err(io)?;
             own_directory(&path.join("box"), base(self.ids)).map_err(io)?;
             (
                 open_directory(&path).map_err(io)?,
                 place,
                 b"box".to_vec(),
-                mounts,
+                skeleton.mounts,
             )
         } else {
             let directory = self.directory.try_clone().map_err(io)?;
@@ -429,7 +453,7 @@ impl Shared {
                 directory,
                 place,
                 upper_directory(id.as_str()),
-                self.mounts.clone(),
+                self.skeleton.mounts.clone(),
             )
         };
         let mut setup = Setup {
@@ -598,6 +622,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let live = std::mem::take(&mut *self.live());
+        let mut all_ended = true;
         for live in live.into_values() {
             live.client.mark_destroyed();
             // An execution may still hold the client; the place goes here in any case.
@@ -605,8 +630,13 @@ impl Drop for Shared {
             if live.detached {
                 place.leave();
             } else if let Err(error) = place.end() {
+                all_ended = false;
                 tracing::warn!(id = %live.handle.id, %error, "a sandbox could not be removed completely");
             }
+        }
+        // Before the janitor removes what is left.
+        if all_ended && let Err(error) = self.skeleton.give_back() {
+            tracing::debug!(%error, "a base could not be kept for the next session");
         }
         // Before the session's lock is released.
         self.janitor = None;

@@ -5,13 +5,16 @@
 //! read: never shadow files, keys, tokens or sudo's rules.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use sandbox_guest::setup::Mount;
 
+use crate::detached::boot_id;
 use crate::state::make_directory;
 
 /// Directories of the sandbox's own, with their modes.
@@ -211,6 +214,114 @@ pub(crate) fn build(directory: &Path, base: Option<u32>) -> io::Result<Vec<Mount
         }
     }
     Ok(skeleton.mounts)
+}
+
+/// What a skeleton was made from.
+#[derive(Debug, Clone)]
+pub(crate) struct Stamp {
+    /// Of everything that [`build`] looks at; 16 hexadecimal digits.
+    pub(crate) hash: String,
+    /// Whether nothing of that changed just now: times are too coarse to tell two changes in a row apart.
+    pub(crate) settled: bool,
+}
+
+impl Stamp {
+    /// Whether this is the name of a skeleton with this stamp.
+    pub(crate) fn is_of(&self, name: &str) -> bool {
+        name.split_once('-')
+            .is_some_and(|(hash, _)| hash == self.hash)
+    }
+}
+
+/// What a skeleton that is built now is made from: the names, kinds, modes, sizes and times of all that is read. And this boot,
+/// because what is written shortly before a power cut may not be there after it.
+pub(crate) fn stamp(base: Option<u32>) -> io::Result<Stamp> {
+    let mut looked = Looked {
+        hash: DefaultHasher::new(),
+        newest: 0,
+    };
+    (env!("CARGO_PKG_VERSION"), base, boot_id()).hash(&mut looked.hash);
+    Path::new("/bin/bash").exists().hash(&mut looked.hash);
+    for name in SYSTEM {
+        looked.at(&Path::new("/").join(name));
+    }
+    // It changes when one of its entries comes or goes, such as the directories of Python's versions.
+    looked.at(Path::new("/etc"));
+    for name in FROM_ETC {
+        looked.whole(&Path::new("/etc").join(name));
+    }
+    for entry in fs::read_dir("/etc")?.flatten() {
+        let name = entry.file_name();
+        if name.as_bytes().starts_with(b"python3.") {
+            looked.whole(&entry.path());
+        }
+    }
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
+    Ok(Stamp {
+        hash: format!("{:016x}", looked.hash.finish()),
+        settled: looked.newest.saturating_add(2) < i64::try_from(now).unwrap_or(i64::MAX),
+    })
+}
+
+struct Looked {
+    hash: DefaultHasher,
+    /// The latest change, in seconds since 1970.
+    newest: i64,
+}
+
+impl Looked {
+    fn at(&mut self, path: &Path) -> Option<fs::Metadata> {
+        path.hash(&mut self.hash);
+        let data = fs::symlink_metadata(path).ok();
+        if let Some(data) = &data {
+            self.data(data);
+            if data.is_symlink() {
+                fs::read_link(path).ok().hash(&mut self.hash);
+            }
+        }
+        data
+    }
+
+    fn data(&mut self, data: &fs::Metadata) {
+        (data.dev(), data.ino(), data.mode(), data.size()).hash(&mut self.hash);
+        (data.mtime(), data.mtime_nsec()).hash(&mut self.hash);
+        (data.ctime(), data.ctime_nsec()).hash(&mut self.hash);
+        self.newest = self.newest.max(data.ctime());
+    }
+
+    /// A directory that is copied, with all that is in it.
+    fn whole(&mut self, path: &Path) {
+        if !self.at(path).is_some_and(|data| data.is_dir()) {
+            return;
+        }
+        let files = small_tree(path);
+        files.is_some().hash(&mut self.hash);
+        // By name: a directory's order is nobody's promise.
+        let mut files = files.unwrap_or_default();
+        files.sort_by(|(a, _), (b, _)| a.cmp(b));
+        for (path, data) in files {
+            path.hash(&mut self.hash);
+            self.data(&data);
+        }
+    }
+}
+
+/// The names of mounts of [`build`], one per line.
+pub(crate) fn names(mounts: &[Mount]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for mount in mounts {
+        text.extend(mount.target.strip_prefix(b"/").unwrap_or(&mount.target));
+        text.push(b'\n');
+    }
+    text
+}
+
+/// The mounts with these [`names`].
+pub(crate) fn mounts(names: &str) -> Vec<Mount> {
+    names.lines().map(mount).collect()
 }
 
 /// The host's resolver configuration, for sandboxes on its network.

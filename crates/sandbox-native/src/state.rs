@@ -1,6 +1,8 @@
 //! Where sandboxes are kept on disk.
 //!
 //! ```text
+//! <state>/probe                   that sandboxes can be made here
+//! <state>/spare/                  bases that no session has at present
 //! <state>/sessions/<id>.lock      held by the owning process and its janitor
 //! <state>/sessions/<id>/skeleton  the base of its sandboxes
 //!                      /mnt       where each sandbox mounts its scratch file system, in its own mount namespace
@@ -60,7 +62,7 @@ impl State {
             ));
         }
         let state = State(real);
-        for directory in [state.sessions(), state.detached()] {
+        for directory in [state.sessions(), state.detached(), state.spares()] {
             make_directory(&directory, 0o700).map_err(failed)?;
         }
         Ok(state)
@@ -76,6 +78,11 @@ impl State {
 
     pub(crate) fn detached(&self) -> PathBuf {
         self.0.join("detached")
+    }
+
+    /// Finished skeletons that nobody uses.
+    pub(crate) fn spares(&self) -> PathBuf {
+        self.0.join("spare")
     }
 
     /// Makes a session directory that is this process's until its lock is dropped.
