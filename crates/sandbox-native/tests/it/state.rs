@@ -105,3 +105,27 @@ async fn without_a_sandbox_everything_says_so() {
     drop(native);
     assert_eq!(state.leftovers(), Vec::<std::path::PathBuf>::new());
 }
+
+#[tokio::test]
+async fn what_a_session_leaves_makes_the_next_one_quick_and_none_unsafe() {
+    let state = State::new();
+    let first = state.native().await;
+    let handle = first.create(spec("first")).await.unwrap();
+    output(&first, &handle, "echo x > /etc/mine; rm /etc/hosts").await;
+    let caps = format!("{:?}", first.capabilities());
+    drop(first);
+    assert!(state.path().join("probe").exists());
+    // What a sandbox did to its files is not in the base that is used again.
+    let second = state.native().await;
+    assert_eq!(format!("{:?}", second.capabilities()), caps);
+    let handle = second.create(spec("second")).await.unwrap();
+    let text = output(
+        &second,
+        &handle,
+        "ls /etc/mine /etc/hosts 2>/dev/null; true",
+    )
+    .await;
+    assert_eq!(text, "/etc/hosts\n");
+    drop(second);
+    assert_eq!(state.leftovers(), Vec::<std::path::PathBuf>::new());
+}
