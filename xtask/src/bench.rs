@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use sandbox_core::{Backend, Bind, ContainerName, ContainerSpec, Handle, Result, SandboxPath};
+use sandbox_core::{
+    Backend, Bind, Checked, ContainerName, ContainerSpec, Handle, Result, SandboxPath,
+};
 use sandbox_native::Native;
 use tempfile::TempDir;
 
@@ -38,8 +40,9 @@ pub(crate) struct Arguments {
 
 /// A group of rows and what measures it.
 type Measure = fn(&Bench) -> Result<Vec<Row>>;
-const GROUPS: [(&str, Measure); 9] = [
+const GROUPS: [(&str, Measure); 10] = [
     ("exec", start::exec),
+    ("exec-one-thread", start::exec_one_thread),
     ("exec-parallel", start::exec_parallel),
     ("exec-large-host", start::exec_large_host),
     ("create", start::create),
@@ -149,6 +152,12 @@ impl Bench {
         let directory = self.peers.directory();
         spec.binds = vec![Bind::read_only(directory, SandboxPath::new("/bench")?)];
         Ok(spec)
+    }
+
+    /// A backend of the current runtime, with its files in the same place.
+    async fn another_backend(&self) -> Result<Checked<Native>> {
+        let state = self.state.path().join("state");
+        Native::builder().state_dir(state).build().await
     }
 
     async fn sandbox(&self, name: &str) -> Result<Handle> {

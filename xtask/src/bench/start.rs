@@ -16,41 +16,68 @@ const PARALLEL_EXECS: usize = 8;
 const PARALLEL_CREATES: usize = 64;
 const PARALLEL_ROUNDS: usize = 7;
 
-/// A static program in a live sandbox, against the same program on the host.
+/// A static program in a live sandbox, against the same program on the host: from the thread that blocks on a runtime of several
+/// threads, where each wake-up of this side crosses to another thread …
 pub(super) fn exec(bench: &Bench) -> Result<Vec<Row>> {
-    bench.runtime.block_on(async {
-        let handle = bench.sandbox("exec").await?;
-        let (mut ours, mut host, mut bare) = (Vec::new(), Vec::new(), Vec::new());
-        // The first rounds fill caches on both sides.
-        for round in 0..EXEC_ROUNDS + 100 {
-            let times = [
-                timed_exec(&*bench.backend, &handle).await?,
-                timed_host(bench).await?,
-                timed_bare(bench).await?,
-            ];
-            if round >= 100 {
-                ours.push(times[0]);
-                host.push(times[1]);
-                bare.push(times[2]);
-            }
+    let (ours, host, bare) = bench
+        .runtime
+        .block_on(exec_rounds(bench, &*bench.backend))?;
+    Ok(vec![
+        Row::ratio(
+            "exec of a static true / tokio output()",
+            Goal::AtMost(1.0),
+            ours,
+            Some(host),
+        ),
+        Row::ratio(
+            "  the same / tokio status(), no pipes",
+            Goal::None,
+            ours,
+            Some(bare),
+        ),
+    ])
+}
+
+/// … and on a runtime of one thread.
+pub(super) fn exec_one_thread(bench: &Bench) -> Result<Vec<Row>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::io("starting a runtime", error))?;
+    let (ours, host, _) = runtime.block_on(async {
+        let backend = bench.another_backend().await?;
+        exec_rounds(bench, &backend).await
+    })?;
+    Ok(vec![Row::ratio(
+        "  the same on a runtime of one thread",
+        Goal::AtMost(1.0),
+        ours,
+        Some(host),
+    )])
+}
+
+/// Medians of our exec, of the host's with pipes, and of the host's without.
+async fn exec_rounds(
+    bench: &Bench,
+    backend: &dyn Backend,
+) -> Result<(Duration, Duration, Duration)> {
+    let handle = backend.create(bench.spec("exec")?).await?;
+    let (mut ours, mut host, mut bare) = (Vec::new(), Vec::new(), Vec::new());
+    // The first rounds fill caches on both sides.
+    for round in 0..EXEC_ROUNDS + 100 {
+        let times = [
+            timed_exec(backend, &handle).await?,
+            timed_host(bench).await?,
+            timed_bare(bench).await?,
+        ];
+        if round >= 100 {
+            ours.push(times[0]);
+            host.push(times[1]);
+            bare.push(times[2]);
         }
-        bench.backend.destroy(&handle).await?;
-        let ours = median(&mut ours);
-        Ok(vec![
-            Row::ratio(
-                "exec of a static true / tokio output()",
-                Goal::AtMost(1.0),
-                ours,
-                Some(median(&mut host)),
-            ),
-            Row::ratio(
-                "  the same / tokio status(), no pipes",
-                Goal::None,
-                ours,
-                Some(median(&mut bare)),
-            ),
-        ])
-    })
+    }
+    backend.destroy(&handle).await?;
+    Ok((median(&mut ours), median(&mut host), median(&mut bare)))
 }
 
 /// Many commands at once in one sandbox, against as many on the host.
