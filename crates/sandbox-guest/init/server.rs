@@ -45,6 +45,11 @@ pub(crate) struct Config {
 /// Serves the place this program was started in: an engine's container, or a directory without isolation. The workdir is the
 /// current one; the argument `confined` keeps file calls below it.
 pub(crate) fn serve() -> ! {
+    // Whoever started this may ignore signals (a shell does so for its background jobs); commands must not.
+    for signal in 1..=64 {
+        // KILL and STOP cannot be changed and need not be.
+        let _ = sys::ignore_signal(signal, false);
+    }
     // Orphans come to this process and not to the system's init, so that they are found and reaped.
     let _ = sys::prctl(sys::PR_SET_CHILD_SUBREAPER, 1);
     let _ = sys::prctl(sys::PR_SET_DUMPABLE, 0);

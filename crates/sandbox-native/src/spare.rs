@@ -13,8 +13,10 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::geteuid;
 use sandbox_guest::remove::remove_tree;
 use sandbox_guest::setup::Mount;
 
@@ -33,6 +35,7 @@ pub(crate) struct Base {
     /// What must be bound over it.
     pub(crate) mounts: Vec<Mount>,
     stamp: Stamp,
+    base: Option<u32>,
     directory: PathBuf,
     spares: PathBuf,
 }
@@ -57,6 +60,7 @@ impl Base {
         Ok(Base {
             mounts,
             stamp,
+            base,
             directory: directory.to_owned(),
             spares: spares.to_owned(),
         })
@@ -73,6 +77,9 @@ impl Base {
                 others += 1;
                 continue;
             }
+            if !self.may_remove(&name, geteuid().as_raw()) {
+                continue;
+            }
             // Of another time. Taken first, so that nobody else can take it while it is being removed.
             let stale = self.directory.join("stale");
             if fs::rename(self.spares.join(name), &stale).is_ok() {
@@ -86,6 +93,18 @@ impl Base {
         fs::rename(self.directory.join("skeleton"), beside.join("skeleton"))?;
         let name = format!("{}-{}", self.stamp.hash, random_hex()?);
         fs::rename(beside, self.spares.join(name))
+    }
+}
+
+impl Base {
+    /// The host's root removes anything; anybody else (also the root of a user namespace) only what belongs to it.
+    fn may_remove(&self, spare: &str, me: u32) -> bool {
+        let own = |path: PathBuf| fs::metadata(path).map(|data| data.uid() == me);
+        let spare = self.spares.join(spare);
+        self.base.is_some()
+            || own(spare.join("skeleton"))
+                .or_else(|_| own(spare))
+                .unwrap_or(false)
     }
 }
 
@@ -121,7 +140,6 @@ fn names(spares: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     fn put(root: &Path, name: &str) -> (Base, u64) {
         let directory = root.join(name);
@@ -133,6 +151,18 @@ mod tests {
             .unwrap()
             .ino();
         (base, inode)
+    }
+
+    #[test]
+    fn what_belongs_to_somebody_else_is_left_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let spare = root.path().join("spare/0123456789abcdef-0123456789abcdef");
+        fs::create_dir_all(spare.join("skeleton")).unwrap();
+        let (base, _) = put(root.path(), "a");
+        let name = "0123456789abcdef-0123456789abcdef";
+        let owner = fs::metadata(&spare).unwrap().uid();
+        assert!(base.may_remove(name, owner));
+        assert!(!base.may_remove(name, owner + 1));
     }
 
     #[test]
