@@ -31,8 +31,10 @@ impl Guest {
         let workdir = dir.path().join("work");
         std::fs::create_dir(&workdir).expect("mkdir");
         let (near, far) = UnixStream::pair().expect("a socket pair");
-        let child = Command::new(program)
-            .args(["serve", "confined"])
+        // Ignored signals are inherited; what the guest starts must not have them.
+        let child = Command::new("/bin/sh")
+            .args(["-c", "trap '' INT QUIT TERM; exec \"$0\" serve confined"])
+            .arg(program)
             .env_clear()
             .current_dir(&workdir)
             .stdin(Stdio::from(OwnedFd::from(far)))
