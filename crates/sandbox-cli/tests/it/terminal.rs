@@ -101,7 +101,18 @@ impl Session {
     }
 
     fn end(mut self) -> Option<i32> {
-        let code = self.child.wait().unwrap().code();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() >= deadline {
+                self.child.kill().unwrap();
+                panic!("the command line did not end");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let code = status.code();
         assert!(!self.is_raw(), "the terminal was left raw");
         code
     }
