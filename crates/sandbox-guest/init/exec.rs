@@ -288,15 +288,16 @@ impl Exec {
         if self.lost || !matches!(self.state(), monitor::FAILED | monitor::GONE) {
             return;
         }
+        let Some(monitor) = &self.monitor else {
+            // Given back before; what it had reported stays.
+            return;
+        };
         self.last = Last {
             state: self.state(),
             pid: self.pid(),
             waited: self.reported(),
             background: self.background(),
-            told: self
-                .monitor
-                .as_ref()
-                .map_or(0, |monitor| monitor.report().told.load(Ordering::Acquire)),
+            told: monitor.report().told.load(Ordering::Acquire),
         };
         if let Some(monitor) = self.monitor.take() {
             if self.reaped {
